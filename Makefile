@@ -1,0 +1,55 @@
+# Everything a developer or a continuous-integration job runs. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+SOAPSTONE := $(VENV)/bin/soapstone
+WORKERS ?= 2
+
+# The environment is up to date while this file is newer than all that went into it.
+READY := $(VENV)/ready
+# Build requirements sit in the environment, pinned, because an isolated build would fetch others.
+BUILD_TOOLS := pip scikit-build-core nanobind ninja cmake
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench clean
+
+help: ## Show this help.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(READY) ## Make .venv with the pinned dependencies and the native core in it.
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Soapstone needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard cpp/*.h cpp/*.cc) | $(PY)
+	$(PIP) install --upgrade --constraint constraints.txt $(BUILD_TOOLS)
+	$(PIP) install --no-build-isolation --constraint constraints.txt --editable ".[dev,hf]"
+	@touch $@
+
+demo: $(READY) ## See what is built in: the models, one captured graph, one machine.
+	$(SOAPSTONE) models
+	$(SOAPSTONE) graph lenet --tiny
+	$(SOAPSTONE) machine show p100:4x4
+
+test: $(READY) ## Run all tests.
+	$(PY) -m pytest -n $(WORKERS)
+
+check: $(READY) ## Check format, lint, types and the direction of imports.
+	$(PY) -m ruff format --check
+	$(PY) -m ruff check
+	$(PY) -m mypy
+	$(VENV)/bin/lint-imports
+
+format: $(READY) ## Format the code and fix what can be fixed without a person.
+	$(PY) -m ruff format
+	$(PY) -m ruff check --fix
+
+bench: $(READY) ## Run the benchmarks in bench/.
+	@for script in $(sort $(wildcard bench/*.py)); do echo "== $$script"; $(PY) $$script || exit 1; done
+
+clean: ## Remove everything that make made.
+	rm -rf $(VENV) build dist out src/soapstone/_core.*.so .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

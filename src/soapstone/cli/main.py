@@ -1,0 +1,52 @@
+"""The `soapstone` command: every sub-command registered in one app."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from soapstone import __version__
+from soapstone.cli import graph, machines, models
+from soapstone.cli.outcome import exit_code
+
+DESCRIPTION = """
+Decide how to split a deep-learning model over many devices.
+
+Examples:
+
+    soapstone models                      the models that are built in
+    soapstone graph lenet --tiny          what was captured of one of them
+    soapstone machine show p100:4x4       a cluster: devices, links, routes
+"""
+
+app = typer.Typer(
+    name="soapstone",
+    help=DESCRIPTION,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (models, graph, machines):
+    command.register(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"soapstone {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line on `arguments` (those of the process by default) and return its exit code."""
+    return exit_code(lambda: app(arguments, prog_name="soapstone", standalone_mode=False))

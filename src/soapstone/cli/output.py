@@ -1,0 +1,59 @@
+"""What every command prints with: tables for people, one JSON document for programs, and progress.
+
+Standard output holds results only. Progress goes to standard error, and only where a person sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+PIPE_WIDTH = 1000
+"""Columns on a pipe: wide enough that no table row is wrapped or cut, so that every row is one line."""
+
+
+class ShowProgress(Protocol):
+    """Says how far the work is: the steps done so far, and a few words on what was found."""
+
+    def __call__(self, done: float, note: str = "") -> None:
+        """Show `done` steps and the note."""
+
+
+def console() -> Console:
+    """A console on standard output, as wide as the terminal, or `PIPE_WIDTH` where there is none."""
+    terminal = Console(highlight=False)
+    return terminal if terminal.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+
+
+def print_json(document: object) -> None:
+    """Print one JSON document and nothing else; NaN and infinity, which JSON lacks, are a ValueError."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@contextmanager
+def progress(description: str, total: float | None = None) -> Iterator[ShowProgress]:
+    """A progress bar on a terminal, and nothing on a pipe, for as long as the context lasts.
+
+    Without a `total` the bar only shows that work goes on.
+    """
+    screen = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        work = bar.add_task(description, total=total, note="")
+
+        def show(done: float, note: str = "") -> None:
+            bar.update(work, completed=done, note=note)
+
+        yield show

@@ -1,0 +1,28 @@
+"""Everything a user can do wrong, as exceptions that read as one sentence.
+
+The message of a `SoapstoneError` says what was wrong, where, and what to do about it.
+The command line prints it on standard error and exits with code 2; a library user catches
+`SoapstoneError` and sees the same sentence. Anything else that escapes is a bug of ours.
+"""
+
+from __future__ import annotations
+
+
+class SoapstoneError(Exception):
+    """Base of all errors caused by what a user handed in."""
+
+
+class OpError(SoapstoneError):
+    """An operator was defined, or applied to shapes, in a way its notation does not allow."""
+
+
+class GraphError(SoapstoneError):
+    """A graph, or its text form, breaks one of the laws of `graph.verify`."""
+
+
+class MachineError(SoapstoneError):
+    """A machine description is incomplete, contradictory or names something unknown."""
+
+
+class CaptureError(SoapstoneError):
+    """A model could not be turned into a graph."""

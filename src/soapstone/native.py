@@ -1,0 +1,46 @@
+"""The native core: flat arrays and boxes in, flat arrays out.
+
+It knows no operator, no torch and no file. Every function here is a pure function of its arguments,
+releases the interpreter lock while it works, and so may be called from many threads at once.
+The code is in `cpp/`; this module is the only one that imports it, and says what it means in Python.
+
+Boxes are an array `int64[n, d, 2]`: for each of n boxes and each of d dims the half-open interval
+`[lower, upper)`. A box is empty when some interval is, and an empty box overlaps nothing; a box of rank
+0 is the one element of a scalar, and overlaps every other. An array of another dtype or shape is a
+`TypeError`, arrays that do not fit together are a `ValueError`: both are mistakes of the caller, not of
+a user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from soapstone import _core
+
+Boxes: TypeAlias = NDArray[np.int64]
+"""Boxes of one rank, `int64[n, d, 2]`."""
+
+Pairs: TypeAlias = NDArray[np.int64]
+"""Index pairs, `int64[k, 2]`, sorted by the first index and then by the second."""
+
+
+def overlaps(written: Boxes, read: Boxes) -> Pairs:
+    """The pairs (i, j) for which `written[i]` and `read[j]` share an element.
+
+    Every pair is tested: the time grows with `len(written) * len(read)`.
+    """
+    return _core.overlaps(np.ascontiguousarray(written), np.ascontiguousarray(read))
+
+
+def grid_overlaps(sizes: Sequence[int], degrees: Sequence[int], read: Boxes) -> Pairs:
+    """The pairs (i, j) for which cell i of a grid and `read[j]` share an element.
+
+    The grid cuts a tensor of shape `sizes` into `degrees[d]` equal cells along each dim d, numbered in
+    row-major order. The answer is that of `overlaps` on those cells, but only pairs that overlap are
+    visited. What a read box covers outside the grid, such as padding, overlaps nothing.
+    """
+    return _core.grid_overlaps(sizes, degrees, np.ascontiguousarray(read))

@@ -1,0 +1,71 @@
+"""Intervals and boxes: the arithmetic behind shards, halos and transfers.
+
+An `Interval` is half open, `[lo, hi)`. A `Box` is one interval per axis of a tensor; the box of a
+rank-0 tensor is `()` and holds one element. Everything that moves between devices is a box.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+
+class Interval(NamedTuple):
+    """The integers from `lo` up to, not including, `hi`; empty when `hi <= lo`."""
+
+    lo: int
+    hi: int
+
+    @property
+    def length(self) -> int:
+        return max(0, self.hi - self.lo)
+
+    def __and__(self, other: Interval) -> Interval:
+        return Interval(max(self.lo, other.lo), min(self.hi, other.hi))
+
+    def part(self, index: int, degree: int) -> Interval:
+        """Part `index` of this interval cut into `degree` equal parts."""
+        step = self.length // degree
+        return Interval(self.lo + index * step, self.lo + (index + 1) * step)
+
+    def __str__(self) -> str:
+        return f"{self.lo}:{self.hi}"
+
+
+Box = tuple[Interval, ...]
+
+
+def whole(shape: tuple[int, ...]) -> Box:
+    """The box that covers a tensor of this shape."""
+    return tuple(Interval(0, size) for size in shape)
+
+
+def shape_of(box: Box) -> tuple[int, ...]:
+    """The shape of the tensor that fills the box."""
+    return tuple(interval.length for interval in box)
+
+
+def volume(box: Box) -> int:
+    """How many elements the box holds."""
+    return prod(shape_of(box))
+
+
+def intersection(a: Box, b: Box) -> Box | None:
+    """The elements in both boxes of one tensor, or None when there are none."""
+    box = tuple(x & y for x, y in zip(a, b, strict=True))
+    return box if volume(box) else None
+
+
+def contains(outer: Box, inner: Box) -> bool:
+    """Whether every element of `inner` lies in `outer`."""
+    return not volume(inner) or all(a.lo <= b.lo and b.hi <= a.hi for a, b in zip(outer, inner, strict=True))
+
+
+def relative_to(box: Box, origin: Box) -> Box:
+    """The same box, counted from the lower corner of `origin`."""
+    return tuple(Interval(b.lo - o.lo, b.hi - o.lo) for b, o in zip(box, origin, strict=True))
+
+
+def slices(box: Box) -> tuple[slice, ...]:
+    """The box as an index for an array."""
+    return tuple(slice(interval.lo, interval.hi) for interval in box)

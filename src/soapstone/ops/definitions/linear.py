@@ -1,0 +1,67 @@
+"""Linear layers and matrix products: sums of products over a shared dim."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+from soapstone.ops.examples import example
+from soapstone.ops.lazy import F, torch
+from soapstone.ops.op import Attrs, Call, Op
+from soapstone.ops.registry import register
+from soapstone.ops.signature import Shape
+
+
+def _product(*factors: Any) -> Any:
+    return reduce(operator.mul, factors)
+
+
+linear = register(
+    Op(
+        "linear",
+        "... i, o i, [o] -> ... o",
+        body=lambda x, w: x * w,
+        finish=lambda total, bias: total + bias,
+        torch=lambda x, w, bias=None: F.linear(x, w, bias),
+        weights=("w", "bias"),
+        aten={
+            "linear.default": None,
+            "addmm.default": lambda bias, x, w: Call((x, w, bias)),
+        },
+        examples=(example((4, 6), (8, 6), (8,)), example((2, 4, 6), (4, 6), None)),
+    )
+)
+
+matmul = register(
+    Op(
+        "matmul",
+        "... m k, ... k n -> ... m n",
+        body=lambda x, w: x * w,
+        torch=lambda x, w: torch.matmul(x, w),
+        aten={"matmul.default": None, "mm.default": None, "bmm.default": None},
+        examples=(example((4, 6), (6, 4)), example((2, 4, 6), (2, 6, 4)), example((2, 3, 4, 2), (2, 6))),
+    )
+)
+
+
+def _einsum_notation(shapes: Sequence[Shape | None], attrs: Attrs) -> str:
+    equation = str(attrs["equation"]).replace(" ", "")
+    operands, output = equation.split("->")
+    return ", ".join(" ".join(part) for part in operands.split(",")) + " -> " + " ".join(output)
+
+
+einsum = register(
+    Op(
+        "einsum",
+        _einsum_notation,
+        body=_product,
+        torch=lambda *xs, equation: torch.einsum(equation, *xs),
+        attrs={"equation": ""},
+        examples=(
+            example((2, 4, 6), (2, 8, 6), equation="bid,bjd->bij"),
+            example((4, 2, 2), (2, 6), equation="asb,bc->sac"),
+        ),
+    )
+)
