@@ -36,7 +36,11 @@ def random_operands(example: Example, seed: int = 0) -> list[Any]:
             operands.append(torch.rand(given.shape, generator=generator) > 0.4)
         else:
             values = torch.randn(given.shape, generator=generator, dtype=torch.float64)
-            operands.append((values.abs() + 0.1 if given.positive else values).requires_grad_())
+            if given.positive:
+                values = values.abs() + 0.1
+            elif given.probability:
+                values = values.sigmoid()
+            operands.append(values.requires_grad_())
     return operands
 
 
@@ -59,19 +63,24 @@ def whole_run(op: Op, signature: Signature, attrs: Mapping[str, Any], operands: 
 
 
 def sharded_run(
-    op: Op, signature: Signature, attrs: Mapping[str, Any], operands: Sequence[Any], degrees: Mapping[str, int]
+    op: Op,
+    signature: Signature,
+    attrs: Mapping[str, Any],
+    operands: Sequence[Any],
+    degrees: Mapping[str, int],
 ) -> Result:
     """The operator run shard by shard on detached slices, joined by the boxes alone: outputs are
     written (added, where partial) at their boxes, gradients are added at the boxes read."""
     boxes = signature.shards(degrees)
     shards = [Shard(signature, box) for box in boxes]
     pieces = [[_leaf(piece) for piece in op.slices(operands, shard)] for shard in shards]
-    stats = _statistics(op, attrs, shards, pieces)
+    stats = _statistics(op, attrs, shards, pieces, degrees)
     parts = [
         op.run(piece, attrs, shard, stat) for piece, shard, stat in zip(pieces, shards, stats, strict=True)
     ]
     outputs = tuple(
-        _joined(signature, i, boxes, [part[i] for part in parts], degrees) for i in range(len(signature.outputs))
+        _joined(signature, i, boxes, [part[i] for part in parts], degrees)
+        for i in range(len(signature.outputs))
     )
     leaves = [
         (operand, (piece, region.box))
@@ -90,12 +99,17 @@ def _leaf(piece: Any) -> Any:
 
 
 def _statistics(
-    op: Op, attrs: Mapping[str, Any], shards: Sequence[Shard], pieces: Sequence[Sequence[Any]]
+    op: Op,
+    attrs: Mapping[str, Any],
+    shards: Sequence[Shard],
+    pieces: Sequence[Sequence[Any]],
+    degrees: Mapping[str, int],
 ) -> list[Any]:
     """What each shard is told about the dims that it sees only a part of."""
-    if op.statistics is None or not op.complete(attrs).get("sync", True):
+    dims = op.statistics.dims if op.statistics is not None else ()
+    split = any(degrees.get(dim, 1) > 1 for dim in dims)
+    if op.statistics is None or not split or not op.complete(attrs).get("sync", True):
         return [None] * len(shards)
-    dims = op.statistics.dims
 
     def group(box: IterationBox) -> tuple[Any, ...]:
         return tuple(interval for dim, interval in box.items() if dim not in dims)
@@ -111,7 +125,11 @@ def _statistics(
 
 
 def _joined(
-    signature: Signature, output: int, boxes: Sequence[IterationBox], parts: Sequence[Any], degrees: Mapping[str, int]
+    signature: Signature,
+    output: int,
+    boxes: Sequence[IterationBox],
+    parts: Sequence[Any],
+    degrees: Mapping[str, int],
 ) -> torch.Tensor:
     partial = any(degrees.get(dim, 1) > 1 for dim in signature.partial_dims(output))
     whole = torch.zeros(signature.output_shapes[output], dtype=parts[0].dtype)
@@ -152,7 +170,10 @@ def _differentiated(
     if not op.needs_grad or not pulled or not wanted:
         return Result(tuple(out.detach() for out in outputs), tuple(total))
     found = torch.autograd.grad(
-        [out for out, _ in pulled], [leaf for _, (leaf, _) in wanted], [g for _, g in pulled], allow_unused=True
+        [out for out, _ in pulled],
+        [leaf for _, (leaf, _) in wanted],
+        [g for _, g in pulled],
+        allow_unused=True,
     )
     position = {id(operand): i for i, operand in enumerate(operands)}
     for (operand, (_, box)), gradient in zip(wanted, found, strict=True):

@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from soapstone.cli.output import console, print_json
-from soapstone.machine import PRESETS, DeviceKind, Machine, resolve, yaml_text
+from soapstone.machine import PRESETS, DeviceKind, Link, Machine, resolve, yaml_text
 from soapstone.machine.classes import link_classes, pair_classes
 from soapstone.machine.units import BYTES, BYTES_PER_S, FLOPS_PER_S, SECONDS
 
@@ -46,23 +49,23 @@ def machines(as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"machines": [_preset_document(name) for name in PRESETS]})
         return
-    table = _table("name", "default", "devices", "memory", "peak f32", "links")
-    for preset in PRESETS.values():
-        kind = preset.kind
-        table.add_row(
+    rows = (
+        (
             preset.name,
             preset.default_name,
-            f"{preset.default_nodes * preset.default_devices} {kind.name}",
-            BYTES.short_text(kind.memory_bytes),
-            FLOPS_PER_S.short_text(kind.peak_flops_per_s["f32"]),
+            f"{preset.default_nodes * preset.default_devices} {preset.kind.name}",
+            BYTES.short_text(preset.kind.memory_bytes),
+            FLOPS_PER_S.short_text(preset.kind.peak_flops_per_s["f32"]),
             preset.summary,
         )
-    console().print(table)
+        for preset in PRESETS.values()
+    )
+    console().print(_table(("name", "default", "devices", "memory", "peak f32", "links"), rows))
 
 
 @machine_app.callback()
 def _group() -> None:
-    """Describe one machine."""
+    """Keep `machine` a group of commands while it has only one."""
 
 
 @machine_app.command()
@@ -97,135 +100,114 @@ def show(
 
 def _print_machine(machine: Machine, screen: Console, everything: bool) -> None:
     counts = f"{_counted(len(machine.devices), 'device')} on {_counted(len(machine.nodes), 'node')}"
-    screen.print(f"{machine.name}: {counts}, {_counted(len(machine.links), 'link')}")
-    _print_wide(screen, _kinds_table(machine))
-    _print_wide(screen, _devices_table(machine, everything))
+    screen.print(Text(f"{machine.name}: {counts}, {_counted(len(machine.links), 'link')}"))
+    is_small = len(machine.devices) <= MATRIX_DEVICES
+    screen.print(_kinds_table(machine))
+    screen.print(_devices_table(machine) if everything or is_small else _nodes_table(machine))
     if machine.links:
-        _print_wide(screen, _links_table(machine) if everything else _link_classes_table(machine))
+        screen.print(_links_table(machine) if everything else _link_classes_table(machine))
     if len(machine.devices) == 1:
         return
-    bandwidths = _matrix(
-        machine, "bandwidth in GB/s, row to column", lambda a, b: machine.bandwidth(a, b) / 1e9
+    bandwidths = (
+        _matrix(machine, lambda a, b: machine.bandwidth(a, b) / 1e9) if everything or is_small else ""
     )
-    latencies = _matrix(machine, "latency in us, row to column", lambda a, b: machine.latency(a, b) * 1e6)
-    fits = len(machine.devices) <= MATRIX_DEVICES and screen.measure(bandwidths).maximum <= screen.width
-    if everything or fits:
-        _print_wide(screen, bandwidths)
-        _print_wide(screen, latencies)
+    if everything or (is_small and bandwidths.index("\n") <= screen.width):
+        latencies = _matrix(machine, lambda a, b: machine.latency(a, b) * 1e6)
+        screen.print(Text(f"bandwidth in GB/s, row to column\n{bandwidths}"), soft_wrap=True)
+        screen.print(Text(f"latency in us, row to column\n{latencies}"), soft_wrap=True)
     else:
-        _print_wide(screen, _pair_classes_table(machine))
+        screen.print(_pair_classes_table(machine))
         screen.print("Pairs with alike routes are counted together; --all prints every pair.")
 
 
-def _print_wide(screen: Console, table: Table) -> None:
-    """Print a table whole, also where it is wider than the screen."""
-    screen.print(table, width=max(screen.width, screen.measure(table).maximum), crop=False, soft_wrap=True)
-
-
 def _kinds_table(machine: Machine) -> Table:
-    table = _table("kind", "devices", "memory", "memory bandwidth", "peak", "launch")
-    for kind in _kinds(machine):
-        peaks = (f"{dtype} {FLOPS_PER_S.short_text(rate)}" for dtype, rate in kind.peak_flops_per_s.items())
-        table.add_row(
+    rows = (
+        (
             kind.name,
             str(sum(device.kind == kind for device in machine.devices)),
             BYTES.short_text(kind.memory_bytes),
             BYTES_PER_S.short_text(kind.memory_bandwidth_bytes_per_s),
-            ", ".join(peaks),
+            "\n".join(
+                f"{dtype} {FLOPS_PER_S.short_text(rate)}" for dtype, rate in kind.peak_flops_per_s.items()
+            ),
             SECONDS.short_text(kind.launch_overhead_s),
         )
-    return table
+        for kind in _kinds(machine)
+    )
+    return _table(("kind", "devices", "memory", "memory bandwidth", "peak", "launch"), rows)
 
 
-def _devices_table(machine: Machine, everything: bool) -> Table:
-    if everything or len(machine.devices) <= MATRIX_DEVICES:
-        table = _table("device", "name", "kind", "node")
-        for device in machine.devices:
-            table.add_row(str(device.index), device.name, device.kind.name, device.node)
-        return table
-    table = _table("devices", "nodes", "on each")
-    for nodes in _alike_nodes(machine):
-        first, last = machine.devices_on(nodes[0]), machine.devices_on(nodes[-1])
-        on_each = ", ".join(
-            f"{device.name.removeprefix(f'{nodes[0]}/')} {device.kind.name}" for device in first
-        )
-        span = nodes[0] if len(nodes) == 1 else f"{nodes[0]} to {nodes[-1]}"
-        table.add_row(f"{first[0].index} to {last[-1].index}", span, on_each)
-    return table
+def _devices_table(machine: Machine) -> Table:
+    rows = ((str(device.index), device.name, device.kind.name, device.node) for device in machine.devices)
+    return _table(("device", "name", "kind", "node"), rows)
 
 
-def _alike_nodes(machine: Machine) -> list[list[str]]:
-    """Runs of nodes whose devices have the same kinds in the same order."""
-    runs: list[list[str]] = []
-    kinds_before: list[DeviceKind] | None = None
-    for node in machine.nodes:
-        kinds = [device.kind for device in machine.devices_on(node)]
-        if kinds == kinds_before:
-            runs[-1].append(node)
-        else:
-            runs.append([node])
-        kinds_before = kinds
-    return runs
+def _nodes_table(machine: Machine) -> Table:
+    """Runs of nodes that hold the same number of each kind of device."""
+    runs = groupby(
+        machine.nodes, key=lambda node: Counter(device.kind.name for device in machine.devices_on(node))
+    )
+    rows = []
+    for kinds, nodes in runs:
+        first, *others = nodes
+        last = others[-1] if others else first
+        on_each = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        rows.append((first if first == last else f"{first} to {last}", str(1 + len(others)), on_each))
+    return _table(("nodes", "number", "devices on each"), rows)
 
 
 def _link_classes_table(machine: Machine) -> Table:
-    table = _table("links", "number", "bandwidth", "latency", "carries", "for example")
-    for found in link_classes(machine):
-        link = found.example
-        table.add_row(
-            found.label,
-            str(found.count),
-            BYTES_PER_S.short_text(link.bandwidth_bytes_per_s),
-            SECONDS.short_text(link.latency_s),
-            "both ways" if link.both_ways else "one way",
-            f"{link.a} to {link.b}",
-        )
-    return table
+    rows = (
+        (found.label, str(found.count), *_figures(found.example), f"{found.example.a} to {found.example.b}")
+        for found in link_classes(machine)
+    )
+    return _table(("links", "number", "bandwidth", "latency", "carries", "for example"), rows)
 
 
 def _links_table(machine: Machine) -> Table:
-    table = _table("link", "ends", "bandwidth", "latency", "carries")
-    for link in machine.links:
-        table.add_row(
-            link.name,
-            f"{link.a} to {link.b}",
-            BYTES_PER_S.short_text(link.bandwidth_bytes_per_s),
-            SECONDS.short_text(link.latency_s),
-            "both ways" if link.both_ways else "one way",
-        )
-    return table
+    rows = ((link.name, *_figures(link), f"{link.a} to {link.b}") for link in machine.links)
+    return _table(("link", "bandwidth", "latency", "carries", "ends"), rows)
+
+
+def _figures(link: Link) -> tuple[str, str, str]:
+    return (
+        BYTES_PER_S.short_text(link.bandwidth_bytes_per_s),
+        SECONDS.short_text(link.latency_s),
+        "both ways" if link.both_ways else "one way",
+    )
 
 
 def _pair_classes_table(machine: Machine) -> Table:
-    table = _table("pairs", "bandwidth", "latency", "where", "narrowest", "for example")
-    for found in pair_classes(machine):
-        a, b = (machine.devices[index].name for index in found.example)
-        table.add_row(
+    rows = (
+        (
             str(found.count),
             BYTES_PER_S.short_text(found.bandwidth_bytes_per_s),
             SECONDS.short_text(found.latency_s),
             "in a node" if found.one_node else "between nodes",
             found.narrowest,
-            f"{a} to {b}",
+            " to ".join(machine.devices[index].name for index in found.example),
         )
-    return table
+        for found in pair_classes(machine)
+    )
+    return _table(("pairs", "bandwidth", "latency", "where", "narrowest", "for example"), rows)
 
 
-def _matrix(machine: Machine, title: str, value: Callable[[int, int], float]) -> Table:
+def _matrix(machine: Machine, value: Callable[[int, int], float]) -> str:
+    """A line for each device, with the value from it to every other one."""
     devices = range(len(machine.devices))
-    table = Table(box=None, padding=(0, 1, 0, 0), title=title, title_justify="left", pad_edge=False)
-    table.add_column("", justify="right", no_wrap=True)
-    for index in devices:
-        table.add_column(str(index), justify="right", no_wrap=True)
-    for a in devices:
-        table.add_row(str(a), *("-" if a == b else f"{value(a, b):.4g}" for b in devices))
-    return table
+    rows = [["", *map(str, devices)]]
+    rows += [[str(a), *("-" if a == b else f"{value(a, b):.4g}" for b in devices)] for a in devices]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "".join(
+        " ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + "\n" for row in rows
+    )
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column)
+def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+    """A table of plain text: brackets in names are not markup."""
+    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -57,3 +57,11 @@ def progress(description: str, total: float | None = None) -> Iterator[ShowProgr
             bar.update(work, completed=done, note=note)
 
         yield show
+
+
+def scaled(number: float) -> str:
+    """A count as people write it: 61.1M, 1.24G."""
+    for factor, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            return f"{number / factor:.3g}{letter}"
+    return f"{number:g}"

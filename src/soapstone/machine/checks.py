@@ -17,6 +17,10 @@ LONGEST_NAME = 200
 """[choice] Longer names are files read by mistake, and would make tables and traces unreadable."""
 
 
+MOST_LISTED = 12
+"""[choice] The most names a sentence lists."""
+
+
 def check_name(where: str, name: object) -> None:
     """Refuse what is not a printable name without blanks."""
     if not isinstance(name, str):
@@ -47,8 +51,16 @@ def shown(value: object) -> str:
     return " ".join(reprlib.repr(value).split())
 
 
+def nearest(name: object, known: Iterable[str]) -> str | None:
+    """The known name most like `name`, if one is like it at all."""
+    return next(iter(difflib.get_close_matches(str(name), list(known), n=1)), None)
+
+
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` for the nearest known name, or `"; choose one of ..."` when none is near."""
     options = list(known)
-    near = difflib.get_close_matches(str(name), options, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; choose one of {', '.join(options)}."
+    near = nearest(name, options)
+    if near:
+        return f"; did you mean {near!r}?"
+    more = f" and {len(options) - MOST_LISTED} more" if len(options) > MOST_LISTED else ""
+    return f"; choose one of {', '.join(options[:MOST_LISTED])}{more}."

@@ -48,7 +48,7 @@ def link_classes(machine: Machine) -> list[LinkClass]:
     """The classes of the machine's links, widest first."""
     examples: dict[tuple[str, float, float, bool], Link] = {}
     counts: Counter[tuple[str, float, float, bool]] = Counter()
-    for link in machine.links:
+    for link in sorted(machine.links, key=lambda link: link.name.endswith("<")):  # an example points forward
         key = (link_label(link), link.bandwidth_bytes_per_s, link.latency_s, link.both_ways)
         examples.setdefault(key, link)
         counts[key] += 1

@@ -16,7 +16,7 @@ from soapstone.errors import MachineError
 from soapstone.machine.checks import check_name, check_number, did_you_mean, shown
 
 DTYPES = ("f64", "f32", "tf32", "bf16", "f16", "f8")
-"""The element types a device may have a rate for; tf32 is f32 data multiplied in 19 bits."""
+"""The arithmetics a device may have a rate for; tf32 is f32 data multiplied in 19 bits."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class DeviceKind:
     def __post_init__(self) -> None:
         check_name("device kind", self.name)
         where = f"device kind {self.name!r}:"
-        if not isinstance(self.memory_bytes, int):
+        if not isinstance(self.memory_bytes, int) or isinstance(self.memory_bytes, bool):
             raise MachineError(
                 f"{where} memory_bytes must be a whole number, not {shown(self.memory_bytes)}; round it."
             )
@@ -52,10 +52,12 @@ class DeviceKind:
         return (DeviceKind, (self.name, self.memory_bytes, peaks, bandwidth, self.launch_overhead_s))
 
     def peak_flops_per_s_in(self, dtype: str) -> float:
-        """The peak rate in `dtype`: f32's where the device has no unit of its own for it."""
-        if dtype not in DTYPES:
-            raise MachineError(f"no device has a rate in {dtype!r}{did_you_mean(dtype, DTYPES)}")
-        return self.peak_flops_per_s.get(dtype, self.peak_flops_per_s["f32"])
+        """The peak rate in `dtype`, a name as graphs use it; f32's where there is no rate of its own.
+
+        The two forms of f8 share a rate; integers and flags run at f32's.
+        """
+        rate = "f8" if dtype.startswith("f8") else dtype
+        return self.peak_flops_per_s.get(rate, self.peak_flops_per_s["f32"])
 
 
 def _checked_peaks(where: str, peaks: Mapping[str, float]) -> Mapping[str, float]:

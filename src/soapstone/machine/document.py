@@ -49,8 +49,9 @@ def machine_from(document: object, source: str) -> Machine:
     _check_version(fields["soapstone_machine"])
     kinds = _kinds_from(fields.get("kinds"))
     taken: dict[str, str] = {}
+    taken_nodes: dict[str, str] = {}
     switches = _claimed_names(_items(fields, "switches"), taken)
-    groups = [_group_from(item, kinds, taken) for item in _items(fields, "nodes")]
+    groups = [_group_from(item, kinds, taken, taken_nodes) for item in _items(fields, "nodes")]
     singles = [
         device for item in _items(fields, "devices") for device in _single_devices_from(item, kinds, taken)
     ]
@@ -147,9 +148,11 @@ def _kind_from(name: str, kind: Cursor) -> DeviceKind:
     )
 
 
-def _group_from(item: Cursor, kinds: Mapping[str, DeviceKind], taken: dict[str, str]) -> _Group:
+def _group_from(
+    item: Cursor, kinds: Mapping[str, DeviceKind], taken: dict[str, str], taken_nodes: dict[str, str]
+) -> _Group:
     fields = item.fields(required=("name", "devices"), optional=("count", "switches", "links"))
-    names = _claimed(fields["name"], fields.get("count"), taken)
+    nodes = _claimed(fields["name"], fields.get("count"), taken_nodes)
     taken_here: dict[str, str] = {}
     devices: list[tuple[str, DeviceKind]] = []
     for device in fields["devices"].items():
@@ -158,7 +161,10 @@ def _group_from(item: Cursor, kinds: Mapping[str, DeviceKind], taken: dict[str, 
         named = _claimed(device_fields["name"], device_fields.get("count"), taken_here)
         devices.extend((name, kind) for name in named)
     switches = _claimed_names(_items(fields, "switches"), taken_here)
-    return _Group(tuple(names), tuple(devices), tuple(switches), _items(fields, "links"))
+    for node in nodes:
+        for local in taken_here:
+            _claim(f"{node}/{local}", item, taken)
+    return _Group(tuple(nodes), tuple(devices), tuple(switches), _items(fields, "links"))
 
 
 def _single_devices_from(
@@ -182,16 +188,19 @@ def _claimed_names(items: Iterable[Cursor], taken: dict[str, str]) -> list[str]:
 
 
 def _claimed(cursor: Cursor, count: Cursor | None, taken: dict[str, str]) -> list[str]:
-    """The name at `cursor`, or with a count `name0`, `name1`, ..., noted in `taken` (name to place)."""
+    """The name at `cursor`, or with a count `name0`, `name1`, ..., noted as taken."""
     name = cursor.name()
     names = [name] if count is None else [f"{name}{i}" for i in range(count.whole_number(1, MAX_COUNT))]
     for claimed in names:
-        if claimed in taken:
-            raise cursor.refused(
-                f"gives the name {claimed!r}, which {taken[claimed]} has already; rename one of them."
-            )
-        taken[claimed] = cursor.place
+        _claim(claimed, cursor, taken)
     return names
+
+
+def _claim(name: str, cursor: Cursor, taken: dict[str, str]) -> None:
+    """Note in `taken` (name to place) that `cursor` gives `name`, which no other place may have done."""
+    if name in taken:
+        raise cursor.refused(f"gives the name {name!r}, which {taken[name]} has already; rename one of them.")
+    taken[name] = cursor.place
 
 
 def _links_from(items: Iterable[Cursor], vertices: Iterable[str]) -> list[Link]:

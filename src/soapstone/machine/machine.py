@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Any
 
 from soapstone.errors import MachineError
-from soapstone.machine.checks import check_name, check_number, shown
+from soapstone.machine.checks import check_name, check_number, did_you_mean, shown
 from soapstone.machine.device import DeviceKind
 from soapstone.machine.routes import Path, Routes
 
@@ -130,7 +130,7 @@ class Machine:
     def devices_on(self, node: str) -> tuple[Device, ...]:
         """The devices of one node, by index."""
         if node not in self._devices_by_node:
-            raise MachineError(f"machine {self.name!r} has no node {node!r}; it has {', '.join(self.nodes)}.")
+            raise MachineError(f"machine {self.name!r} has no node {node!r}{did_you_mean(node, self.nodes)}")
         return self._devices_by_node[node]
 
     @cached_property

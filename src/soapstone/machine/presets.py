@@ -21,7 +21,7 @@ from itertools import combinations
 from types import MappingProxyType
 
 from soapstone.errors import MachineError
-from soapstone.machine.checks import did_you_mean
+from soapstone.machine.checks import nearest
 from soapstone.machine.device import A100, CPU, H100, H200, K80, P100, V100, DeviceKind
 from soapstone.machine.machine import Link, Machine, full_duplex
 from soapstone.machine.node import NodeTemplate, assembled
@@ -38,7 +38,7 @@ GBIT_PER_S = 1e9 / 8
 PCIE3_X16 = 15.75 * GB_PER_S
 """[standard] 16 lanes of 8 GT/s under 128b/130b coding."""
 
-# [NCCL 2.8] The tuning model's latencies of one ring step under the Simple protocol are 3.4 us over
+# [NCCL] Its tuning model (`src/graph/tuning.cc`) gives one ring step under the Simple protocol 3.4 us over
 # NVLink, 5.7 us over PCIe and 9.6 us over a network. Each is shared out over the links of such a route.
 NVLINK_S = 3.4e-6
 NVLINK_TO_SWITCH_S = NVLINK_S / 2
@@ -91,9 +91,10 @@ def preset(text: str) -> Machine:
     """The machine called `NAME` or `NAME:NODESxDEVICES`."""
     name, colon, size = text.partition(":")
     if name not in PRESETS:
+        near = nearest(name, PRESETS)
         raise MachineError(
-            f"there is no machine {text!r}{did_you_mean(name, PRESETS)} "
-            "`soapstone machines` describes them; a machine file ends in .yaml."
+            f"there is no machine {text!r}: give {', '.join(PRESETS)}, alone or as NAME:NODESxDEVICES, "
+            f"or the path of a .yaml file{f'; did you mean {near!r}?' if near else '.'}"
         )
     found = PRESETS[name]
     if not colon:
@@ -157,27 +158,26 @@ def _summit_node(count: int) -> NodeTemplate:
     links = _nvlinks([(i, j) for i, j in combinations(range(count), 2) if i // 3 == j // 3], nvlink)
     for i in range(count):
         links += full_duplex(f"nvlink-cpu-{i}", f"gpu{i}", f"cpu{i // 3}", nvlink, NVLINK_TO_SWITCH_S)
-    links += full_duplex(
-        "xbus", "cpu0", "cpu1", 32 * GB_PER_S, XBUS_S
-    )  # [datasheet] 64 GB/s, both directions
+    xbus = 32 * GB_PER_S  # [datasheet] 64 GB/s for both directions
+    links += full_duplex("xbus", "cpu0", "cpu1", xbus, XBUS_S)
     for socket in range(2):  # [paper] Unity 7: EDR, 100 Gb/s; the adapter gives each socket a port
         links += full_duplex(f"ib-{socket}", f"cpu{socket}", FABRIC, 100 * GBIT_PER_S, HOST_TO_FABRIC_S)
     return NodeTemplate(_gpus(count, V100), ("cpu0", "cpu1"), tuple(links))
 
 
-def _switched_node(
-    kind: DeviceKind, nvlink_bytes_per_s: float, network_bytes_per_s: float
-) -> Callable[[int], NodeTemplate]:
-    """Nodes of devices on one NVSwitch, each with a network card of its own (part of its `ib` link)."""
+def _switched(kind: DeviceKind, nvlink_gb_per_s: int, network_gbit_per_s: int) -> Preset:
+    """Devices on one NVSwitch, each with a network card of its own, which is part of its `ib` link."""
+    nvlink, network = nvlink_gb_per_s * GB_PER_S, network_gbit_per_s * GBIT_PER_S
 
     def node(count: int) -> NodeTemplate:
         links: list[Link] = []
         for i in range(count):
-            links += full_duplex(f"nvlink-{i}", f"gpu{i}", "nvswitch", nvlink_bytes_per_s, NVLINK_TO_SWITCH_S)
-            links += full_duplex(f"ib-{i}", f"gpu{i}", FABRIC, network_bytes_per_s, NETWORK_TO_FABRIC_S)
+            links += full_duplex(f"nvlink-{i}", f"gpu{i}", "nvswitch", nvlink, NVLINK_TO_SWITCH_S)
+            links += full_duplex(f"ib-{i}", f"gpu{i}", FABRIC, network, NETWORK_TO_FABRIC_S)
         return NodeTemplate(_gpus(count, kind), ("nvswitch",), tuple(links))
 
-    return node
+    summary = f"NVSwitch, {nvlink_gb_per_s} GB/s each way; {network_gbit_per_s} Gb/s InfiniBand per device"
+    return Preset(kind.name, summary, kind, 1, 8, 8, node)
 
 
 def _cpu_node(count: int) -> NodeTemplate:
@@ -190,45 +190,15 @@ def _cpu_node(count: int) -> NodeTemplate:
     return NodeTemplate(tuple((f"cpu{i}", CPU) for i in range(count)), ("loopback",), tuple(links))
 
 
-PRESETS: Mapping[str, Preset] = MappingProxyType(
-    {
-        found.name: found
-        for found in (
-            Preset("p100", "NVLink all to all in a node, 100 Gb/s InfiniBand", P100, 4, 4, 8, _p100_node),
-            Preset("k80", "PCIe pairs under one shared switch, 56 Gb/s InfiniBand", K80, 16, 4, 8, _k80_node),
-            Preset(
-                "summit", "NVLink triples, X-Bus, dual-rail 100 Gb/s InfiniBand", V100, 32, 6, 6, _summit_node
-            ),
-            # [datasheet] DGX A100: NVLink 3 and HDR 200 Gb/s; DGX H100 and H200: NVLink 4 and NDR 400 Gb/s
-            Preset(
-                "a100",
-                "NVSwitch, 300 GB/s each way; 200 Gb/s InfiniBand per device",
-                A100,
-                1,
-                8,
-                8,
-                _switched_node(A100, 300 * GB_PER_S, 200 * GBIT_PER_S),
-            ),
-            Preset(
-                "h100",
-                "NVSwitch, 450 GB/s each way; 400 Gb/s InfiniBand per device",
-                H100,
-                1,
-                8,
-                8,
-                _switched_node(H100, 450 * GB_PER_S, 400 * GBIT_PER_S),
-            ),
-            Preset(
-                "h200",
-                "NVSwitch, 450 GB/s each way; 400 Gb/s InfiniBand per device",
-                H200,
-                1,
-                8,
-                8,
-                _switched_node(H200, 450 * GB_PER_S, 400 * GBIT_PER_S),
-            ),
-            Preset("cpu", "processes over loopback; 10 Gb/s Ethernet", CPU, 1, 4, 256, _cpu_node),
-        )
-    }
+_ALL = (
+    Preset("p100", "NVLink all to all in a node, 100 Gb/s InfiniBand", P100, 4, 4, 8, _p100_node),
+    Preset("k80", "PCIe pairs under one shared switch, 56 Gb/s InfiniBand", K80, 16, 4, 8, _k80_node),
+    Preset("summit", "NVLink triples, X-Bus, dual-rail 100 Gb/s InfiniBand", V100, 32, 6, 6, _summit_node),
+    _switched(A100, 300, 200),  # [datasheet] DGX A100: NVLink 3, HDR
+    _switched(H100, 450, 400),  # [datasheet] DGX H100: NVLink 4, NDR
+    _switched(H200, 450, 400),  # [datasheet] DGX H200: NVLink 4, NDR
+    Preset("cpu", "processes over loopback; 10 Gb/s Ethernet", CPU, 1, 4, 256, _cpu_node),
 )
+
+PRESETS: Mapping[str, Preset] = MappingProxyType({found.name: found for found in _ALL})
 """Every preset by name."""

@@ -50,7 +50,10 @@ _Arrivals = dict[int, tuple[int, int, int, int]]
 
 
 class Routes:
-    """Routes between the vertices below `device_count`; the vertices from there on are switches."""
+    """Routes between the vertices below `device_count`; the vertices from there on are switches.
+
+    Threads may share one: what it keeps only ever grows, by entries that do not depend on the order asked.
+    """
 
     def __init__(self, device_count: int, vertex_count: int, hops: Iterable[Hop]) -> None:
         self._device_count = device_count

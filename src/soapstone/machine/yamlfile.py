@@ -6,6 +6,7 @@ sentence that names the file and the place.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -27,18 +28,21 @@ def read_machine(path: Path) -> Machine:
 
 def write_machine(machine: Machine, path: Path) -> None:
     """Write `machine` to `path` so that a reader sees the old file or the new one, never half of it."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    text = yaml_text(machine)
+    draft = path.parent / f".{path.name}.{os.getpid()}.part"
     try:
         with draft.open("w", encoding="utf-8") as file:
-            file.write(yaml_text(machine))
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise MachineError(
             f"{path}: the machine file cannot be written ({error.strerror}); choose another place."
         ) from None
+    finally:
+        with contextlib.suppress(OSError):  # there is none any more, or there never was
+            draft.unlink()
 
 
 def yaml_text(machine: Machine) -> str:

@@ -10,12 +10,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Tensor:
-    """An operand to be filled at random: a float, an integer below a limit, or a mask."""
+    """An operand to be filled at random: a float (any, positive, or a probability), an integer below
+    a limit, or a mask."""
 
     shape: tuple[int, ...]
     below: int | None = None
     mask: bool = False
     positive: bool = False
+    probability: bool = False
 
 
 Given = Tensor | float | int | bool | None
@@ -47,3 +49,8 @@ def mask(*shape: int) -> Tensor:
 def positive(*shape: int) -> Tensor:
     """A tensor of floats above zero."""
     return Tensor(shape, positive=True)
+
+
+def probabilities(*shape: int) -> Tensor:
+    """A tensor of floats between zero and one."""
+    return Tensor(shape, probability=True)

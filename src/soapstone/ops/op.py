@@ -10,7 +10,7 @@ that every offered split is sound in `proof`. No other module may ask for an ope
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -93,7 +93,8 @@ class Op:
     notation    its index notation, or a function from shapes and attributes to it
     torch       computes a shard from its slices; keyword-only parameters are filled by name from
                 the attributes, and with `shard`, `count` (points summed per output) and `stats`
-    body        the scalar meaning of one point; takes the first operands
+    body        the scalar meaning of one point; takes the first operands (None for one left out), and
+                by name attributes, `at` (the point's coordinates), `count` and `shapes` (the operands')
     finish      what follows the sum; takes the sum and the operands the body did not take
     reduce      how points are combined; only sums can be split
     attrs       the attributes and their defaults; names used in the notation are integers
@@ -105,6 +106,7 @@ class Op:
     gathers     dims read only where an index operand points
     statistics  what it computes over a dim that may nevertheless be split
     random      whether it draws random numbers, from the shard's seed and global coordinates
+    is_opaque   whether it stands for an operator that only torch knows
     needs_grad  False when nothing can be differentiated through it
     aten        ATen overloads it stands for, each with a function from ATen's arguments to a Call (it
                 may answer None: not this case), or None where arguments are the operands in order
@@ -126,6 +128,7 @@ class Op:
     gathers: tuple[str, ...] = ()
     statistics: Statistics | None = None
     random: bool = False
+    is_opaque: bool = False
     needs_grad: bool = True
     aten: Mapping[str, Capture | None] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
@@ -243,11 +246,12 @@ class Op:
         sizes = {dim: interval.length for dim, interval in box.items()}
         if callable(self.flops):
             return float(self.flops(sizes))
-        points = prod(sizes.values())
+        all_points = prod(sizes.values())
+        points = all_points / prod(axis.divisor for access in signature.operands for axis in access or ())
         if self.flops is not None:
             return float(self.flops) * points
         per_point = scalar.flops(self.body_meaning(signature, dict.fromkeys(signature.sizes, 0), self.attrs))
-        combined = points if points > volume(signature.write(0, box)) else 0
+        combined = points if all_points > volume(signature.write(0, box)) else 0
         return float(points * per_point + combined) + self.finish_flop_count(signature, box)
 
     def finish_flop_count(self, signature: Signature, shard: IterationBox | None = None) -> float:
@@ -258,10 +262,10 @@ class Op:
         return float(scalar.flops(meaning) * volume(signature.write(0, shard or signature.points)))
 
     def body_meaning(self, signature: Signature, point: Mapping[str, int], attrs: Attrs) -> scalar.Scalar:
-        """The body as an expression over symbols `x0, x1, ...`, one per operand it takes."""
+        """The body as an expression over symbols `x0, x1, ...`, one per operand it takes and is given."""
         if self.body is None:
             raise OpError(f"operator '{self.name}' has no scalar body")
-        symbols = [f"x{i}" for i in range(self.body_arity(signature))]
+        symbols = _symbols(signature, range(self.body_arity(signature)))
         return scalar.traced(self.body, symbols, **self._scalar_keywords(self.body, signature, point, attrs))
 
     def finish_meaning(self, signature: Signature, attrs: Attrs) -> scalar.Scalar | None:
@@ -269,7 +273,7 @@ class Op:
         if self.finish is None:
             return None
         taken = self.body_arity(signature)
-        rest = [f"x{i}" for i in range(taken, len(signature.shapes))]
+        rest = _symbols(signature, range(taken, len(signature.shapes)))
         if signature.shapes[taken:] and all(shape is None for shape in signature.shapes[taken:]):
             return None
         return scalar.traced(
@@ -290,20 +294,23 @@ class Op:
     def _scalar_keywords(
         self, function: Callable[..., Any], signature: Signature, point: Mapping[str, int], attrs: Attrs
     ) -> dict[str, Any]:
-        given = {**self.complete(attrs), "at": point, "count": summed_points(signature)}
+        known = {"at": point, "count": summed_points(signature), "shapes": signature.shapes}
+        given = {**self.complete(attrs), **known}
         return {name: given[name] for name in _keywords(function)}
 
     def bytes_touched(
         self, signature: Signature, item_bytes: Sequence[int], out_bytes: Sequence[int], shard: IterationBox
     ) -> int:
-        """Bytes that one shard reads and writes, each element once."""
+        """Bytes that one shard reads and writes, each element once; of dims that it gathers from, only
+        what it can point at."""
         written = [volume(signature.write(i, shard)) for i in range(len(signature.outputs))]
         total = sum(count * size for count, size in zip(written, out_bytes, strict=True))
         for i, size in enumerate(item_bytes):
             count = volume(signature.read(i, shard).box)
             access = signature.operands[i] or ()
             if any(dim in self.gathers for axis in access for dim in axis.dims):
-                count = min(count, written[0])
+                pointed_at = prod(shard[dim].length for dim in signature.sizes if dim not in self.gathers)
+                count = min(count, pointed_at)
             total += count * size
         return total
 
@@ -311,6 +318,11 @@ class Op:
 def summed_points(signature: Signature) -> int:
     """How many points are combined into one element of the output, over all shards."""
     return prod(signature.sizes[dim] for dim in signature.summed_dims)
+
+
+def _symbols(signature: Signature, operands: Iterable[int]) -> list[str | None]:
+    """The names by which expressions call operands; None for one left out."""
+    return [None if signature.shapes[i] is None else f"x{i}" for i in operands]
 
 
 def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:

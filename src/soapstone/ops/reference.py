@@ -57,7 +57,7 @@ def meaning(
             return algebra.number(outside)
         return read(operand, exact)
 
-    taken = range(op.body_arity(signature))
+    taken = [i for i in range(op.body_arity(signature)) if signature.shapes[i] is not None]
     fixed = None if op.body_knows_place else op.body_meaning(signature, {}, attrs)
 
     def body(point: Mapping[str, int]) -> Any:
@@ -100,7 +100,8 @@ def _finished(
         return total
     symbols = {"sum": total}
     for i in range(op.body_arity(signature), len(signature.shapes)):
-        symbols[f"x{i}"] = element(i, place) if first or not signature.summable else algebra.number(0.0)
+        if signature.shapes[i] is not None:
+            symbols[f"x{i}"] = element(i, place) if first or not signature.summable else algebra.number(0.0)
     return algebra.evaluate(expression, symbols)
 
 

@@ -9,18 +9,21 @@ from soapstone.errors import OpError
 from soapstone.ops.op import Op
 
 _OPS: dict[str, Op] = {}
-_ATEN: dict[str, Op] = {}
+_ATEN: dict[str, list[Op]] = {}
 
 
 def register(op: Op) -> Op:
-    """Add an operator; a name or an ATen overload can be taken once."""
+    """Add an operator; a name can be taken once. Several may stand for one ATen overload if all of
+    them say in which cases they do: a rank, a reduction, windows that come out even."""
     if op.name in _OPS:
         raise OpError(f"operator '{op.name}' is already registered")
-    for overload in op.aten:
-        if overload in _ATEN:
-            raise OpError(f"operators '{_ATEN[overload].name}' and '{op.name}' both stand for {overload}")
+    for overload, capture in op.aten.items():
+        for other in _ATEN.get(overload, []):
+            if capture is None or other.aten[overload] is None:
+                raise OpError(f"operators '{other.name}' and '{op.name}' both stand for {overload}")
     _OPS[op.name] = op
-    _ATEN.update(dict.fromkeys(op.aten, op))
+    for overload in op.aten:
+        _ATEN.setdefault(overload, []).append(op)
     return op
 
 
@@ -35,8 +38,13 @@ def lookup(name: str) -> Op:
 
 
 def by_aten(overload: str) -> Op | None:
-    """The operator that stands for an ATen overload such as `relu.default`, if there is one."""
-    return _ATEN.get(overload)
+    """The first operator that stands for an ATen overload such as `relu.default`, if there is one."""
+    return next(iter(claimants(overload)), None)
+
+
+def claimants(overload: str) -> tuple[Op, ...]:
+    """The operators that may stand for an ATen overload; the first whose capture answers does."""
+    return tuple(_ATEN.get(overload, ()))
 
 
 def all_ops() -> Iterator[Op]:

@@ -235,7 +235,7 @@ def flops(expression: Scalar) -> int:
     return TABLE[expression.op].flops + sum(flops(arg) for arg in expression.args)
 
 
-def traced(function: Callable[..., Any], names: Sequence[str], **keywords: Any) -> Scalar:
-    """The expression that a body leaves when called with one symbol per name."""
-    result = function(*(var(name) for name in names), **keywords)
+def traced(function: Callable[..., Any], names: Sequence[str | None], **keywords: Any) -> Scalar:
+    """The expression that a body leaves when called with one symbol per name (None stays None)."""
+    result = function(*(None if name is None else var(name) for name in names), **keywords)
     return result if isinstance(result, Scalar) else const(result)

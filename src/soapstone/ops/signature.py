@@ -133,11 +133,13 @@ class Signature:
         """The kind of every dim that may be split.
 
         `weights` are the positions of operands that are weights, `batch` the dim that runs over
-        samples: the leading dim of the first output unless that indexes a weight.
+        samples: the leading dim of the first output unless that indexes a weight (axes that must stay
+        whole, as the time of a recurrent layer, do not lead).
         """
         in_weights = {dim for i in weights for axis in self.operands[i] or () for dim in axis.dims}
         if batch is None:
-            leading = next((access[0].dims for access in self.outputs if access), ())
+            axes = (axis.dims for access in self.outputs for axis in access)
+            leading = next((dims for dims in axes if not self.whole.issuperset(dims)), ())
             batch = next((dim for dim in leading if dim not in in_weights), None)
 
         def kind(dim: str) -> Kind:

@@ -126,27 +126,39 @@ class BertLayer(nn.Module):
         return y
 
 
+class BertEncoder(nn.Module):
+    """The layers, one after another."""
+
+    def __init__(self, sizes: BertSizes) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(BertLayer(sizes) for _ in range(sizes.layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence, hidden)."""
+        for layer in self.layer:
+            x = layer(x)
+        return x
+
+
 class BertModel(nn.Module):
     """Embeddings, encoder and pooler: what is usually called BERT-Large."""
 
     def __init__(self, sizes: BertSizes) -> None:
         super().__init__()
         self.embeddings = BertEmbeddings(sizes)
-        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(BertLayer(sizes) for _ in range(sizes.layers))})
+        self.encoder = BertEncoder(sizes)
         self.pooler = nn.ModuleDict({"dense": nn.Linear(sizes.hidden, sizes.hidden)})
 
     def forward(self, words: Tensor, segments: Tensor) -> tuple[Tensor, Tensor]:
         """The encoded tokens, and the first one pooled to stand for the whole."""
-        x = self.embeddings(words, segments)
-        for layer in self.encoder["layer"]:
-            x = layer(x)
+        x = self.encoder(self.embeddings(words, segments))
         return x, torch.tanh(self.pooler["dense"](x[:, 0]))
 
 
 class BertMaskedWordHead(nn.Module):
     """Scores of all words for each token, with the word embedding's weight."""
 
-    def __init__(self, sizes: BertSizes, words: nn.Parameter) -> None:
+    def __init__(self, sizes: BertSizes, words: nn.Embedding) -> None:
         super().__init__()
         self.transform = nn.ModuleDict(
             {
@@ -155,7 +167,7 @@ class BertMaskedWordHead(nn.Module):
             }
         )
         self.decoder = nn.Linear(sizes.hidden, sizes.vocabulary)
-        self.decoder.weight = words
+        self.decoder.weight = words.weight
         self.bias = self.decoder.bias
 
     def forward(self, x: Tensor) -> Tensor:
@@ -172,7 +184,7 @@ class BertForPreTraining(nn.Module):
         super().__init__()
         self.bert = BertModel(sizes)
         draw_normal_weights(self.bert, INITIAL_DEVIATION)
-        words = self.bert.embeddings.word_embeddings.weight
+        words = self.bert.embeddings.word_embeddings
         self.cls = nn.ModuleDict(
             {
                 "predictions": BertMaskedWordHead(sizes, words),
@@ -193,7 +205,7 @@ def _inputs(sizes: BertSizes, batch: int, data: Synthetic) -> tuple[Tensor, ...]
     positions = torch.arange(sizes.sequence)
     segments = (positions >= sizes.sequence // 2).long().repeat(batch, 1)
     masked = data.integers(MASKED_IN, batch, sizes.sequence) == 0
-    masked |= positions == 1  # at least one word, or the mean would be over none
+    masked |= positions == 0  # at least one word, or the mean would be over none
     labels = torch.where(masked, data.integers(sizes.vocabulary, batch, sizes.sequence), NOT_MASKED)
     return words, segments, labels, data.integers(2, batch)
 

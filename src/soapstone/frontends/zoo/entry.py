@@ -114,6 +114,6 @@ def _fits(value: object, default: object) -> bool:
         case float():
             return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
         case tuple():
-            return isinstance(value, tuple) and all(_fits(item, default[0]) for item in value)
+            return isinstance(value, tuple) and value != () and all(_fits(item, default[0]) for item in value)
         case _:
             return isinstance(value, type(default))

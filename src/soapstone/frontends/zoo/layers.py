@@ -47,8 +47,8 @@ def attention(
     scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(query.shape[-1])
     if causal:
         size = (query.shape[-2], key.shape[-2])
-        visible = torch.ones(size, dtype=torch.bool, device=query.device).tril()
-        scores = scores.masked_fill(~visible, -math.inf)
+        future = torch.ones(size, dtype=torch.bool, device=query.device).triu(1)
+        scores = scores.masked_fill(future, -math.inf)
     return torch.matmul(dropout(scores.softmax(dim=-1)), value)
 
 

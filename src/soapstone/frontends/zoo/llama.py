@@ -70,15 +70,15 @@ class Rotation:
         return x * self.cosine + torch.cat([-second, first], dim=-1) * self.sine
 
 
-def rotation(length: int, size: int, base: float, stretch: float, device: torch.device) -> Rotation:
-    """The rotation for `length` positions, the slow waves stretched as in Llama 3.1."""
-    waves = base ** (-torch.arange(0, size, 2, device=device) / size)
+def rotation(x: Tensor, size: int, base: float, stretch: float) -> Rotation:
+    """The rotation for heads of `size` over `x` (batch, sequence, hidden), slow waves stretched."""
+    waves = base ** (-torch.arange(0, size, 2, device=x.device) / size)
     turns = waves * (ORIGINAL_CONTEXT / (2 * math.pi))
     kept = ((turns - LOW_TURNS) / (HIGH_TURNS - LOW_TURNS)).clamp(0.0, 1.0)
     waves = waves * (kept + (1 - kept) / stretch)
-    angles = torch.outer(torch.arange(length, device=device), waves)
+    angles = torch.outer(torch.arange(x.shape[1], device=x.device), waves)
     angles = torch.cat([angles, angles], dim=-1)
-    return Rotation(angles.cos(), angles.sin())
+    return Rotation(angles.cos().to(x.dtype), angles.sin().to(x.dtype))
 
 
 class LlamaAttention(nn.Module):
@@ -157,8 +157,8 @@ class LlamaModel(nn.Module):
         """(batch, sequence, hidden)."""
         sizes = self.sizes
         head_size = sizes.hidden // sizes.heads
-        rotate = rotation(words.shape[1], head_size, sizes.rope_base, sizes.rope_stretch, words.device)
         x = self.embed_tokens(words)
+        rotate = rotation(x, head_size, sizes.rope_base, sizes.rope_stretch)
         for layer in self.layers:
             x = layer(x, rotate)
         y: Tensor = self.norm(x)

@@ -154,8 +154,8 @@ class MoEModel(nn.Module):
 
     def forward(self, words: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, sequence, hidden), and the layers' mean imbalance."""
-        rotate = rotation(words.shape[1], self.head_size, ROPE_BASE, 1.0, words.device)
         x = self.embed_tokens(words)
+        rotate = rotation(x, self.head_size, ROPE_BASE, 1.0)
         imbalances: list[Tensor] = []
         for layer in self.layers:
             x, imbalance = layer(x, rotate)

@@ -49,7 +49,10 @@ class LSTMStack(nn.Module):
 
 @dataclass(frozen=True)
 class TextClassifierSizes:
-    """Layers and hidden size are [paper] FlexFlow 8; Kim 2014 counts 18,765 words in Movie Reviews."""
+    """Layers, hidden size and unrolled `steps` are [paper] FlexFlow 8.
+
+    Kim 2014, table 1, counts 18,765 words in Movie Reviews.
+    """
 
     vocabulary: int = 18_768  # the next multiple of 16
     hidden: int = 1024
@@ -84,7 +87,10 @@ def _classifier_inputs(sizes: TextClassifierSizes, batch: int, data: Synthetic) 
 
 @dataclass(frozen=True)
 class LanguageModelSizes:
-    """Layers and hidden size are [paper] FlexFlow 8; Penn Treebank is distributed with 10,000 words."""
+    """Layers, hidden size and unrolled `steps` are [paper] FlexFlow 8.
+
+    Penn Treebank is distributed with 10,000 distinct words.
+    """
 
     vocabulary: int = 10_000
     hidden: int = 2048

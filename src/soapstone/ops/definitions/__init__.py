@@ -4,6 +4,8 @@ import importlib
 
 FAMILIES = (
     "linear",
+    "opaque",
+    "elementwise",
     "convolution",
 )
 
