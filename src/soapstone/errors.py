@@ -26,3 +26,7 @@ class MachineError(SoapstoneError):
 
 class CaptureError(SoapstoneError):
     """A model could not be turned into a graph."""
+
+
+class StrategyError(SoapstoneError):
+    """A strategy asks for a split or a device that does not exist."""

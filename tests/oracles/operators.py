@@ -72,14 +72,14 @@ def sharded_run(
     """The operator run shard by shard on detached slices, joined by the boxes alone: outputs are
     written (added, where partial) at their boxes, gradients are added at the boxes read."""
     boxes = signature.shards(degrees)
-    shards = [Shard(signature, box) for box in boxes]
+    shards = [Shard(signature, box, dtype="f64") for box in boxes]
     pieces = [[_leaf(piece) for piece in op.slices(operands, shard)] for shard in shards]
-    stats = _statistics(op, attrs, shards, pieces, degrees)
+    stats = statistics(op, attrs, shards, pieces, degrees)
     parts = [
         op.run(piece, attrs, shard, stat) for piece, shard, stat in zip(pieces, shards, stats, strict=True)
     ]
     outputs = tuple(
-        _joined(signature, i, boxes, [part[i] for part in parts], degrees)
+        joined(signature, i, boxes, [part[i] for part in parts], degrees)
         for i in range(len(signature.outputs))
     )
     leaves = [
@@ -98,7 +98,7 @@ def _leaf(piece: Any) -> Any:
     return piece
 
 
-def _statistics(
+def statistics(
     op: Op,
     attrs: Mapping[str, Any],
     shards: Sequence[Shard],
@@ -124,7 +124,7 @@ def _statistics(
     return [merged[group(shard.box)] for shard in shards]
 
 
-def _joined(
+def joined(
     signature: Signature,
     output: int,
     boxes: Sequence[IterationBox],
@@ -167,7 +167,7 @@ def _differentiated(
         for operand, leaf in leaves
         if isinstance(operand, torch.Tensor) and operand.requires_grad
     ]
-    if not op.needs_grad or not pulled or not wanted:
+    if not op.needs_grad or not torch.is_grad_enabled() or not pulled or not wanted:
         return Result(tuple(out.detach() for out in outputs), tuple(total))
     found = torch.autograd.grad(
         [out for out, _ in pulled],

@@ -73,8 +73,7 @@ BROKEN = {
 def test_a_broken_law_is_named(law: str) -> None:
     broken, sentence = BROKEN[law]
     with pytest.raises(SoapstoneError) as raised:
-        graph = broken(small())
-        verify(graph)
+        verify(broken(small()))
     assert sentence in str(raised.value)
 
 

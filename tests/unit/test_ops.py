@@ -56,7 +56,14 @@ def check_sharded(op: Op, given: Example, seed: int) -> None:
         torch.testing.assert_close(out, want, **CLOSE, msg=lambda m: f"split {degrees}: {m}", equal_nan=True)
     for i, (grad, want) in enumerate(zip(actual.gradients, expected.gradients, strict=True)):
         if want is not None:
-            torch.testing.assert_close(grad, want, **CLOSE, msg=lambda m, i=i: f"split {degrees}, gradient {i}: {m}")
+            torch.testing.assert_close(
+                grad, want, **CLOSE, msg=lambda m, i=i: f"split {degrees}, gradient {i}: {m}"
+            )
+
+
+def check_sharded_often(op: Op, given: Example) -> None:
+    for seed in range(8):
+        check_sharded(op, given, seed)
 
 
 def check_proofs(op: Op, given: Example) -> None:
@@ -133,16 +140,14 @@ class TestOfTheTest:
         check_shape(op, self.given)
         check_reference(op, self.given)
         check_proofs(op, self.given)
-        for seed in range(8):
-            check_sharded(op, self.given, seed)
+        check_sharded_often(op, self.given)
 
     def test_bias_inside_the_sum(self) -> None:
         op = linear_with(body=lambda x, w, bias: x * w + bias, finish=None)
         with pytest.raises(AssertionError):
             check_reference(op, self.given)
         with pytest.raises(AssertionError):
-            for seed in range(8):
-                check_sharded(op, self.given, seed)
+            check_sharded_often(op, self.given)
 
     def test_activation_after_a_split_sum(self) -> None:
         op = linear_with(finish=lambda total, bias: (total + bias) ** 2.0)
@@ -166,12 +171,10 @@ class TestOfTheTest:
         with pytest.raises(AssertionError):
             check_reference(op, example((2, 2, 6), (2, 2, 3)))
         with pytest.raises(AssertionError):
-            for seed in range(8):
-                check_sharded(op, example((2, 2, 6), (2, 2, 3)), seed)
+            check_sharded_often(op, example((2, 2, 6), (2, 2, 3)))
 
     def test_dim_that_is_not_parallel(self) -> None:
         """A softmax that claims its normalised dim may be split."""
         op = Op("softmax", "b s -> b s", torch=lambda x: x.softmax(-1), flops=5)
         with pytest.raises(AssertionError):
-            for seed in range(8):
-                check_sharded(op, example((4, 6)), seed)
+            check_sharded_often(op, example((4, 6)))

@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 def graph(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
-    tiny: Annotated[bool, typer.Option("--tiny", help="The zoo's small variant, for trying things out.")] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", help="The zoo's small variant.")] = False,
     batch: Annotated[int | None, typer.Option("--batch", help="Samples of one step.")] = None,
     length: Annotated[
         int | None, typer.Option("--length", help="Tokens per sample (Hugging Face models).")
@@ -35,10 +35,10 @@ def graph(
         str | None,
         typer.Option(
             "--loss",
-            help="Add a loss to the model's output: cross_entropy, nll, mse, l1, smooth_l1 or bce_with_logits.",
+            help="Add a loss to the output: cross_entropy, nll, mse, l1, smooth_l1 or bce_with_logits.",
         ),
     ] = None,
-    summary: Annotated[bool, typer.Option("--summary", help="Count operators instead of listing nodes.")] = False,
+    summary: Annotated[bool, typer.Option("--summary", help="Count operators, list no nodes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Print the graph of a model: inputs, weights, and every operator with its shapes.
@@ -65,9 +65,7 @@ def graph(
         sys.stdout.write(_header(captured.graph) + printed(captured.graph))
 
 
-def _captured(
-    model: str, tiny: bool, batch: int | None, length: int | None, loss: str | None
-) -> Captured:
+def _captured(model: str, tiny: bool, batch: int | None, length: int | None, loss: str | None) -> Captured:
     with progress(f"capturing {model}"):
         from soapstone.frontends.source import load
 

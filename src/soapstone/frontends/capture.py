@@ -32,14 +32,19 @@ from soapstone.frontends.dtypes import SHORT, short
 from soapstone.frontends.expansions import EXPANSIONS
 from soapstone.frontends.program import exported
 from soapstone.graph import Graph, GraphBuilder, Node, Operand, Role, Value, verify
-from soapstone.ops import Attr, Call, Op, by_aten
+from soapstone.ops import Attr, Call, Op, claimants
 
 # A constant larger than this stays a computation: folding a causal mask expanded over a large
 # batch would take more memory than computing it.
 _LARGEST_FOLD = 1 << 22
 
 _ASSERTIONS = frozenset(
-    {"_assert_tensor_metadata.default", "_assert_async.msg", "_assert_scalar.default", "sym_constrain_range.default"}
+    {
+        "_assert_tensor_metadata.default",
+        "_assert_async.msg",
+        "_assert_scalar.default",
+        "sym_constrain_range.default",
+    }
 )
 
 
@@ -119,7 +124,7 @@ class _Capture:
                 self.env[node] = self._lowered(node)
             elif node.op == "get_attr":
                 raise CaptureError(
-                    f"model '{self.name}' holds a nested graph ('{node.target}', from torch.cond or the like),"
+                    f"model '{self.name}' holds a nested graph ('{node.target}', as torch.cond makes it),"
                     " which Soapstone cannot split: write the branch with torch.where"
                 )
         graph = self._finished()
@@ -149,23 +154,27 @@ class _Capture:
                     self.env[node] = self._weight(node, str(spec.target), value, tied)
                 case InputKind.BUFFER:
                     kept = bool(spec.persistent) or spec.target in mutated
-                    self.env[node] = self._buffer(node, str(spec.target), value, kept, tied)
+                    self.env[node] = self._buffer(str(spec.target), value, kept, tied)
                 case InputKind.CONSTANT_TENSOR:
                     self.env[node] = self._constant(node.name, self.program.constants[str(spec.target)])
                 case InputKind.USER_INPUT:
                     self.env[node] = self._input(node.name, value)
                 case other:
-                    raise CaptureError(f"model '{self.name}' takes an input of kind {other}, which cannot be captured")
+                    raise CaptureError(
+                        f"model '{self.name}' takes an input of kind {other}, which cannot be captured"
+                    )
 
     def _tied(self) -> dict[str, str]:
         """The name under which each parameter or buffer is kept: the first of those that share it."""
         first: dict[Any, str] = {}
         kept: dict[str, str] = {}
-        entries = [*self.module.named_parameters(remove_duplicate=False)]
-        entries += [*self.module.named_buffers(remove_duplicate=False)]
+        entries: list[tuple[str, Tensor]] = [*self.module.named_parameters(remove_duplicate=False)]
+        entries += self.module.named_buffers(remove_duplicate=False)
         for name, tensor in entries:
             view = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
-            identity = id(tensor) if tensor.is_meta else (tensor.untyped_storage().data_ptr(), *view, tensor.dtype)
+            identity = (
+                id(tensor) if tensor.is_meta else (tensor.untyped_storage().data_ptr(), *view, tensor.dtype)
+            )
             if not tensor.is_meta and tensor.untyped_storage().nbytes() == 0:
                 identity = id(tensor)
             kept[name] = first.setdefault(identity, name)
@@ -182,9 +191,7 @@ class _Capture:
             )
         return Handle(name, tuple(value.shape), short(value.dtype), declared=self.values[name])
 
-    def _buffer(
-        self, node: FxNode, target: str, value: Tensor, kept: bool, tied: Mapping[str, str]
-    ) -> Handle:
+    def _buffer(self, target: str, value: Tensor, kept: bool, tied: Mapping[str, str]) -> Handle:
         name = self._bare(tied.get(target, target))
         sources = tuple(self._bare(n) for n, first in tied.items() if first == tied.get(target, target))
         shape, dtype = tuple(value.shape), short(value.dtype)
@@ -233,8 +240,7 @@ class _Capture:
             result = EXPANSIONS[target](self, *args, **kwargs)
             if result is not None:
                 return result
-        op = by_aten(target)
-        if op is not None:
+        for op in claimants(target):
             mapped = self._mapped(node, op, target, args, kwargs)
             if mapped is not None:
                 return mapped
@@ -301,7 +307,7 @@ class _Capture:
         made = self.emit(op.name, call.operands, call.attrs, dtypes=[short(values[i].dtype) for i in chosen])
         if not isinstance(node.meta["val"], list | tuple):
             return made[0]
-        return {position: handle for position, handle in zip(chosen, made, strict=True)}
+        return dict(zip(chosen, made, strict=True))
 
     def _opaque(self, node: FxNode, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The call as torch makes it."""
@@ -331,7 +337,7 @@ class _Capture:
         values = _as_tuple(node.meta["val"])
         if any(not isinstance(v, Tensor) for v in values if v is not None):
             raise CaptureError(
-                f"model '{self.name}' takes a number out of a tensor with {node.target}: a plan needs fixed shapes"
+                f"model '{self.name}' takes a number out of a tensor with {node.target}: shapes must be fixed"
             )
         kept = [i for i, v in enumerate(values) if v is not None]
         self.opaque[str(node.target)] = self.opaque.get(str(node.target), 0) + 1
@@ -347,7 +353,7 @@ class _Capture:
         )
         if not isinstance(node.meta["val"], list | tuple):
             return made[0]
-        return {position: handle for position, handle in zip(kept, made, strict=True)}
+        return dict(zip(kept, made, strict=True))
 
     # -- what expansions build with -----------------------------------------------------------------
 
@@ -384,7 +390,7 @@ class _Capture:
     def _read(self, operand: Any) -> Operand:
         """The operand as a node reads it; a constant is declared when it is first read."""
         if not isinstance(operand, Handle):
-            return operand  # type: ignore[no-any-return]
+            return operand
         if operand.name not in self.values and operand.declared is not None:
             self.values[operand.name] = operand.declared
         elif operand.is_constant and operand.declared is None:
@@ -419,6 +425,10 @@ class _Capture:
                     updates[self._bare(str(spec.target))] = str(self._read(handle))
                 case OutputKind.USER_OUTPUT:
                     outputs.append(str(self._read(handle)))
+                case other:
+                    raise CaptureError(
+                        f"model '{self.name}' gives an output of kind {other}, which is not kept"
+                    )
         loss = None
         if len(outputs) == 1:
             only = self.values[outputs[0]]
@@ -446,7 +456,12 @@ def _without_counters(
     counters: dict[str, int] = {}
     for buffer, name in updates.items():
         node = producers.get(name)
-        if node is not None and node.op_name == "add" and values[buffer].shape == () and not values[buffer].is_float:
+        if (
+            node is not None
+            and node.op_name == "add"
+            and values[buffer].shape == ()
+            and not values[buffer].is_float
+        ):
             left, right = node.operands[:2]
             if left == buffer and type(right) is int and not node.attrs:
                 counters[buffer] = right
@@ -513,7 +528,9 @@ def _shape(operand: Any) -> tuple[int, ...] | None:
 
 
 def _reads_output(node: FxNode, position: int) -> bool:
-    return any(user.target is operator.getitem and user.args[1] == position and user.users for user in node.users)
+    return any(
+        user.target is operator.getitem and user.args[1] == position and user.users for user in node.users
+    )
 
 
 def _fill(data: Tensor) -> float | int | bool | None:

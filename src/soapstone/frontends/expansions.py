@@ -234,7 +234,9 @@ def lstm(
     batch_first: bool,
 ) -> list[Handle] | None:
     """nn.LSTM, a node for each layer and direction."""
-    if len(x.shape) != 3 or len(params) != num_layers * (2 if bidirectional else 1) * (4 if has_biases else 2):
+    if len(x.shape) != 3 or len(params) != num_layers * (2 if bidirectional else 1) * (
+        4 if has_biases else 2
+    ):
         return None
     options = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
     return _layers(build, "lstm", x, hx, params, *options)
@@ -280,7 +282,12 @@ def embedding_bag(
 ) -> dict[int, Handle] | None:
     """Bags of equal size (a matrix of indices) as such; others by their offsets."""
     del sparse  # how the gradient is stored, not what it is
-    if scale_grad_by_freq or mode == 2 or (padding_idx is not None and padding_idx >= 0) or include_last_offset:
+    if (
+        scale_grad_by_freq
+        or mode == 2
+        or (padding_idx is not None and padding_idx >= 0)
+        or include_last_offset
+    ):
         return None
     attrs: dict[str, Attr] = {"mode": _BAG_MODES[mode]}
     length = _equal_bags(indices, offsets)
@@ -305,15 +312,59 @@ def _equal_bags(indices: Handle, offsets: Handle) -> int | None:
 # -- losses ------------------------------------------------------------------------------------------
 
 
+_MEAN = 1
+"""ATen's number for the reduction to a mean."""
+
+
+def _mean_over_labels(
+    build: Builder, name: str, operands: Sequence[Any], attrs: dict[str, Attr], ignore_index: int
+) -> Handle:
+    """The mean as a sum over a count, each of which may be split over samples."""
+    x, target, weight = operands
+    total = build.emit(name, [x, target, weight], {**attrs, "ignore_index": ignore_index}, [x.dtype])[0]
+    counted = "i64" if weight is None else weight.dtype
+    count = build.emit("label_count", [target, weight], {"ignore_index": ignore_index}, [counted])[0]
+    return build.emit("div", [total, count], None, [x.dtype])[0]
+
+
+def _has_labels(x: Handle, target: Handle, reduction: int) -> bool:
+    return len(x.shape) > 1 and target.shape == (x.shape[0], *x.shape[2:]) and reduction == _MEAN
+
+
 @expands("cross_entropy_loss.default")
 def cross_entropy(
     build: Builder,
     x: Handle,
     target: Handle,
     weight: Handle | None = None,
-    reduction: int = 1,
+    reduction: int = _MEAN,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Handle | None:
-    """The mean as a sum over a count, each of which may be split over samples."""
-    return None
+    """A mean over labels; sums, separate losses and soft targets are operators of their own."""
+    if not _has_labels(x, target, reduction):
+        return None
+    attrs: dict[str, Attr] = {"label_smoothing": label_smoothing}
+    return _mean_over_labels(build, "cross_entropy_sum", (x, target, weight), attrs, ignore_index)
+
+
+@expands("nll_loss.default", "nll_loss2d.default", "nll_loss_nd.default")
+def nll_loss(
+    build: Builder,
+    x: Handle,
+    target: Handle,
+    weight: Handle | None = None,
+    reduction: int = _MEAN,
+    ignore_index: int = -100,
+) -> Handle | None:
+    """A mean over labels."""
+    if not _has_labels(x, target, reduction):
+        return None
+    return _mean_over_labels(build, "nll_sum", (x, target, weight), {}, ignore_index)
+
+
+@expands("nll_loss_forward.default", "nll_loss2d_forward.default")
+def nll_loss_forward(build: Builder, *operands: Any) -> dict[int, Handle] | None:
+    """The same with the count as a second result, which nobody reads but a backward pass."""
+    made = nll_loss(build, *operands)
+    return None if made is None else {0: made}

@@ -56,12 +56,16 @@ def _config(path: Path) -> Any:
     try:
         from transformers import AutoConfig
     except ImportError as error:
-        raise CaptureError("Hugging Face models need the package transformers: pip install 'soapstone[hf]'") from error
+        raise CaptureError(
+            "Hugging Face models need the package transformers: pip install 'soapstone[hf]'"
+        ) from error
     kind = str(fields.pop("model_type"))
     try:
         config = AutoConfig.for_model(kind, **fields)
     except (ValueError, TypeError, KeyError) as error:
-        raise CaptureError(f"{file}: transformers has no model type '{kind}', or not with these fields: {_first(error)}") from error
+        raise CaptureError(
+            f"{file}: transformers has no model type '{kind}', or not with these fields: {_first(error)}"
+        ) from error
     if hasattr(config, "use_cache"):
         config.use_cache = False
     return config
@@ -73,19 +77,21 @@ def _model(config: Any, path: Path) -> nn.Module:
     for architecture in getattr(config, "architectures", None) or ():
         found = getattr(transformers, architecture, None)
         if found is not None:
-            return _constructed(lambda: found(config), path)
+            return _constructed(found, config, path)
     for head in _HEADS:
         auto = getattr(transformers, head)
         if type(config) in auto._model_mapping:
-            return _constructed(lambda auto=auto: auto.from_config(config), path)  # type: ignore[misc]
+            return _constructed(auto.from_config, config, path)
     raise CaptureError(f"{path}: transformers has no model class for the type '{config.model_type}'")
 
 
-def _constructed(build: Any, path: Path) -> nn.Module:
+def _constructed(build: Any, config: Any, path: Path) -> nn.Module:
     try:
-        model = build()
+        model = build(config)
     except Exception as error:
-        raise CaptureError(f"{path}: the model cannot be built: {type(error).__name__}: {_first(error)}") from error
+        raise CaptureError(
+            f"{path}: the model cannot be built: {type(error).__name__}: {_first(error)}"
+        ) from error
     assert isinstance(model, nn.Module)
     return model
 
@@ -127,7 +133,9 @@ def _inputs(model: nn.Module, config: Any, batch: int, length: int | None, name:
     elif vocabulary:
         inputs[main] = integers(vocabulary, batch, tokens)
     else:
-        raise CaptureError(f"model '{name}': no example can be made up for its input '{main}'; describe it in a Python file")
+        raise CaptureError(
+            f"model '{name}': no example can be made up for its input '{main}'; describe it in a Python file"
+        )
     if "decoder_input_ids" in taken and getattr(config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = integers(vocabulary, batch, tokens)
     if "labels" in taken:
@@ -135,7 +143,9 @@ def _inputs(model: nn.Module, config: Any, batch: int, length: int | None, name:
     return inputs
 
 
-def _labels(model: nn.Module, config: Any, inputs: dict[str, Tensor], vocabulary: int, integers: Any) -> Tensor:
+def _labels(
+    model: nn.Module, config: Any, inputs: dict[str, Tensor], vocabulary: int, integers: Any
+) -> Tensor:
     kind = type(model).__name__
     first = next(iter(inputs.values()))
     classes = int(getattr(config, "num_labels", _DEFAULT_CLASSES))
@@ -150,7 +160,13 @@ def _labels(model: nn.Module, config: Any, inputs: dict[str, Tensor], vocabulary
 
 def _longest(config: Any) -> int:
     """The longest sequence the model's positions allow."""
-    fields = ("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions", "max_sequence_length")
+    fields = (
+        "max_position_embeddings",
+        "n_positions",
+        "n_ctx",
+        "max_target_positions",
+        "max_sequence_length",
+    )
     found = [getattr(config, field, None) for field in fields]
     return min((int(n) for n in found if isinstance(n, int) and n > 0), default=1 << 20)
 

@@ -49,10 +49,8 @@ class WithLoss(nn.Module):
     def forward(self, *inputs: Tensor) -> Any:
         """The loss on inputs in the order of the example."""
         given = inputs[:-1] if self.loss is not None else inputs
-        if self.names:
-            output = self.inner(**dict(zip(self.names, given, strict=True)))
-        else:
-            output = self.inner(*given)
+        named = dict(zip(self.names, given, strict=True)) if self.names else {}
+        output = self.inner(**named) if named else self.inner(*given)
         if self.loss is not None:
             return self.loss(_prediction(output), inputs[-1])
         own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
@@ -78,7 +76,9 @@ def with_loss(
         raise CaptureError(f"there is no loss '{loss}': choose one of {', '.join(LOSSES)}")
     function = LOSSES[loss] if isinstance(loss, str) else loss
     if not callable(function):
-        raise CaptureError(f"model '{name}': a loss is a name or a function of (output, target), not {loss!r}")
+        raise CaptureError(
+            f"model '{name}': a loss is a name or a function of (output, target), not {loss!r}"
+        )
     if _takes_fewer(module, len(inputs)):
         return WithLoss(module, function), tuple(inputs)
     if not isinstance(loss, str):
@@ -104,11 +104,15 @@ def _target(module: nn.Module, inputs: Sequence[Tensor], loss: str, name: str) -
         try:
             output = _prediction(module(*inputs))
         except Exception as error:
-            raise CaptureError(f"model '{name}' fails on its example inputs: {type(error).__name__}: {error}") from error
+            raise CaptureError(
+                f"model '{name}' fails on its example inputs: {type(error).__name__}: {error}"
+            ) from error
         finally:
             module.train(was_training)
     if not isinstance(output, Tensor) or output.ndim < 2:
-        raise CaptureError(f"model '{name}': loss '{loss}' needs an output tensor with a batch and classes, not {_shown(output)}")
+        raise CaptureError(
+            f"model '{name}': loss '{loss}' needs an output with a batch and classes, not {_shown(output)}"
+        )
     if loss in _BY_CLASS:
         return torch.zeros(output.shape[:-1], dtype=torch.int64, device=output.device)
     return torch.zeros_like(output)

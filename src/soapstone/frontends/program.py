@@ -93,7 +93,7 @@ def _sentence(name: str, error: BaseException) -> str:
     kind = type(error).__name__ + type(root).__name__
     if "DataDependent" in kind or "data-dependent" in str(error).lower():
         return (
-            f"model '{name}' decides something from the values of a tensor{at}, which no fixed graph can hold:"
+            f"model '{name}' decides something from the values of a tensor{at}, which no graph can hold:"
             " compute both ways and choose with torch.where, or take the decision outside of the model"
         )
     first = next((line.strip() for line in str(root).splitlines() if line.strip()), type(root).__name__)

@@ -28,15 +28,21 @@ def called(path: Path, function: str, batch: int | None) -> tuple[nn.Module, Any
     made = _result(_loaded(path), path, function, batch)
     what = f"{path}:{function}"
     if not isinstance(made, tuple) or len(made) not in (2, 3):
-        raise CaptureError(f"{what} must return (module, example_inputs) or (module, example_inputs, loss), not {_kind(made)}")
+        raise CaptureError(f"{what} must return (module, example_inputs[, loss]), not {_kind(made)}")
     module, inputs, loss = made if len(made) == 3 else (*made, None)
     if not isinstance(module, nn.Module):
         raise CaptureError(f"{what} must return an nn.Module first, not {_kind(module)}")
     if isinstance(inputs, Tensor):
         inputs = (inputs,)
     tensors = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
-    if not isinstance(tensors, list | tuple) or not tensors or not all(isinstance(t, Tensor) for t in tensors):
-        raise CaptureError(f"{what}: example inputs must be a tensor, a tuple of tensors or a dict of tensors, not {_kind(inputs)}")
+    if (
+        not isinstance(tensors, list | tuple)
+        or not tensors
+        or not all(isinstance(t, Tensor) for t in tensors)
+    ):
+        raise CaptureError(
+            f"{what}: example inputs must be a tensor, or a tuple or dict of tensors, not {_kind(inputs)}"
+        )
     return module, inputs, loss
 
 
@@ -46,7 +52,8 @@ def _loaded(path: Path) -> ModuleType:
     if path.suffix != ".py":
         raise CaptureError(f"{path} is not a Python file: a model is named as path/to/file.py:function")
     spec = importlib.util.spec_from_file_location(f"soapstone_model_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(0, str(path.parent))
@@ -62,7 +69,9 @@ def _loaded(path: Path) -> ModuleType:
 def _result(module: ModuleType, path: Path, function: str, batch: int | None) -> Any:
     found = getattr(module, function, None)
     if found is None:
-        names = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+        names = [
+            n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__
+        ]
         close = get_close_matches(function, names, n=1)
         known = f"did you mean '{close[0]}'?" if close else f"it defines {', '.join(names) or 'no function'}"
         raise CaptureError(f"{path} has no function '{function}'; {known}")
@@ -86,4 +95,6 @@ def _told(error: BaseException) -> str:
 
 
 def _kind(value: object) -> str:
-    return f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
+    return (
+        f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
+    )

@@ -1,9 +1,9 @@
 """MODEL, as a user writes it, becomes a captured graph.
 
-    lenet                       a model of the zoo
-    rnnlm:steps=2,tiny          with options
-    hf:path/to/config.json      a Hugging Face configuration, or a directory with one
-    path/to/file.py:function    a function that returns (module, example_inputs[, loss])
+lenet                       a model of the zoo
+rnnlm:steps=2,tiny          with options
+hf:path/to/config.json      a Hugging Face configuration, or a directory with one
+path/to/file.py:function    a function that returns (module, example_inputs[, loss])
 """
 
 from __future__ import annotations

@@ -91,7 +91,9 @@ def from_document(document: Any, origin: str = "graph document") -> Graph:
     if not isinstance(document, Mapping) or document.get("format") != "soapstone-graph":
         raise GraphError(f"{origin} is not a Soapstone graph: write one with `soapstone graph MODEL --json`")
     if document.get("version") != VERSION:
-        raise GraphError(f"{origin} has version {document.get('version')!r}; this Soapstone reads version {VERSION}")
+        raise GraphError(
+            f"{origin} has version {document.get('version')!r}; this Soapstone reads version {VERSION}"
+        )
     try:
         values = {entry["name"]: _value(entry) for entry in document["values"]}
         nodes = tuple(_node(entry) for entry in document["nodes"])
@@ -127,7 +129,9 @@ def _node(entry: Mapping[str, Any]) -> Node:
     return Node(
         name=entry["name"],
         op_name=entry["op"],
-        operands=tuple(o["value"] if isinstance(o, dict) and "value" in o else _attr(o) for o in entry["operands"]),
+        operands=tuple(
+            o["value"] if isinstance(o, dict) and "value" in o else _attr(o) for o in entry["operands"]
+        ),
         outputs=tuple(entry["outputs"]),
         attrs={key: _attr(value) for key, value in entry["attrs"].items()},
         scope=entry["scope"],

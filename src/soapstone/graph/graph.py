@@ -210,11 +210,12 @@ class Graph:
     @cached_property
     def sample_count(self) -> int | None:
         """How many samples one step takes; None when no input has a sample axis."""
-        counts = [value.shape[value.samples] for value in self.with_role(Role.INPUT) if value.samples is not None]
+        counts = [
+            value.shape[value.samples] for value in self.with_role(Role.INPUT) if value.samples is not None
+        ]
         return counts[0] if counts else None
 
     @cached_property
     def opaque_nodes(self) -> tuple[Node, ...]:
         """The nodes whose operator is not known here: they run whole, on one device."""
         return tuple(node for node in self.nodes if node.op.is_opaque)
-

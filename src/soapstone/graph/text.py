@@ -81,7 +81,9 @@ def _literal(value: Attr) -> str:
         case bool():
             return "true" if value else "false"
         case float():
-            return repr(value) if math.isfinite(value) else {"inf": "inf", "-inf": "-inf"}.get(str(value), "nan")
+            return (
+                repr(value) if math.isfinite(value) else {"inf": "inf", "-inf": "-inf"}.get(str(value), "nan")
+            )
         case int():
             return str(value)
         case str():
@@ -146,7 +148,7 @@ def parsed(text: str, origin: str = "graph text") -> Graph:
                 values[value.name] = value
         reader.end()
     if not name:
-        raise GraphError(f"{origin} does not start with a line such as: graph \"name\"")
+        raise GraphError(f'{origin} does not start with a line such as: graph "name"')
     return verify(Graph(name, values, tuple(nodes), loss, tuple(outputs), updates, counters))
 
 
@@ -174,7 +176,9 @@ class _LineReader:
 
     def take(self, text: str) -> None:
         if self.peek() != text:
-            raise GraphError(f"{self.place}: expected '{text}' before '{self.peek() or 'the end of the line'}'")
+            raise GraphError(
+                f"{self.place}: expected '{text}' before '{self.peek() or 'the end of the line'}'"
+            )
         self.tokens.pop(0)
 
     def takes(self, text: str) -> bool:
@@ -217,7 +221,9 @@ class _LineReader:
             return float(text)
         if kind == "word" and text in _WORDS:
             return _WORDS[text]
-        raise GraphError(f"{self.place}: expected a number, a string, a list, true, false or none, not '{text}'")
+        raise GraphError(
+            f"{self.place}: expected a number, a string, a list, true, false or none, not '{text}'"
+        )
 
     def shape(self) -> Shape:
         literal = self.literal()
@@ -229,7 +235,10 @@ class _LineReader:
         word = self.next("word", "a declaration")
         roles = [role.value for role in Role if role is not Role.COMPUTED]
         if word not in roles:
-            raise GraphError(f"{self.place}: a line starts with graph, {', '.join(roles)}, a value, loss, output, update or count, not '{word}'")
+            raise GraphError(
+                f"{self.place}: a line starts with graph, {', '.join(roles)}, a value, loss, output, update"
+                f" or count, not '{word}'"
+            )
         name = self.value_name()
         self.take(":")
         dtype, shape = self.next("word", "a dtype"), self.shape()

@@ -71,7 +71,8 @@ def shapes_follow_from_operators(graph: Graph) -> Iterator[str]:
         derived = graph.signature(node).output_shapes
         stated = tuple(graph.values[name].shape for name in node.outputs)
         if derived != stated:
-            yield f"node '{node.name}' ({node.op_name}) states shapes {_show(stated)} where its operator gives {_show(derived)}"
+            node_name = f"node '{node.name}' ({node.op_name})"
+            yield f"{node_name} states shapes {_show(stated)} where its operator gives {_show(derived)}"
 
 
 def weights_come_from_the_module(graph: Graph) -> Iterator[str]:
@@ -109,7 +110,8 @@ def samples_agree(graph: Graph) -> Iterator[str]:
         if axis is None or not 0 <= axis < len(value.shape):
             yield f"input '{value.name}' has no axis {axis} to count samples"
         elif value.shape[axis] != graph.sample_count:
-            yield f"input '{value.name}' has {value.shape[axis]} samples where '{counted[0].name}' has {graph.sample_count}"
+            first = f"'{counted[0].name}' has {graph.sample_count}"
+            yield f"input '{value.name}' has {value.shape[axis]} samples where {first}"
 
 
 def _show(shapes: tuple[tuple[int, ...], ...]) -> str:

@@ -7,7 +7,7 @@ not import torch.
 from soapstone.ops import definitions as definitions
 from soapstone.ops.box import Box, Interval
 from soapstone.ops.op import Attr, Attrs, Call, Op, Shard, Statistics
-from soapstone.ops.registry import all_ops, by_aten, claimants, lookup, register
+from soapstone.ops.registry import all_ops, claimants, lookup, register
 from soapstone.ops.signature import Affine, Kind, Region, Shape, Signature
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "Signature",
     "Statistics",
     "all_ops",
-    "by_aten",
     "claimants",
     "lookup",
     "register",

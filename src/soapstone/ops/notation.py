@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from soapstone.errors import OpError
 
@@ -80,7 +80,7 @@ class Notation:
 _TOKEN = re.compile(r"\s*(?:(?P<word>\.\.\.|[A-Za-z_][A-Za-z_0-9]*|\d+)|(?P<sign>[-+*/()!:]))")
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse(text: str, attrs: frozenset[str] = frozenset()) -> Notation:
     """The tree of a notation. `attrs` are the names that are attributes and not dims."""
     sides = text.split("->")

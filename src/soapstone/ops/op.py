@@ -58,11 +58,16 @@ Capture = Callable[..., Call | None]
 
 @dataclass(frozen=True)
 class Shard:
-    """The piece of a node that is being computed: what a torch function may ask about it."""
+    """The piece of a node that is being computed: what a torch function may ask about it.
+
+    `dtype` is that of the first output, which a shard that reads nothing (all of it is padding)
+    cannot see on its operands.
+    """
 
     signature: Signature
     box: IterationBox
     seed: int = 0
+    dtype: str = "f32"
 
     def start(self, dim: str) -> int:
         """The first index of this dim that the shard holds."""
@@ -139,7 +144,7 @@ class Op:
         unknown = set(self.weights) - set(self.operand_names)
         if unknown:
             raise OpError(
-                f"operator '{self.name}' calls '{min(unknown)}' a weight, which its torch function does not take"
+                f"operator '{self.name}' calls '{min(unknown)}' a weight, which is no operand of it"
             )
         if isinstance(self.notation, str):
             notations.parse(self.notation, frozenset(self.attrs))
@@ -209,7 +214,9 @@ class Op:
         for a, b, c in ((0.5, 2.25, 3.0), (-1.5, 0.75, -2.0), (4.0, -8.0, 1.25)):
             values, zeros = dict.fromkeys(extra, c), dict.fromkeys(extra, 0.0)
             together = scalar.evaluate(meaning, {"sum": a + b, **values})
-            apart = scalar.evaluate(meaning, {"sum": a, **values}) + scalar.evaluate(meaning, {"sum": b, **zeros})
+            apart = scalar.evaluate(meaning, {"sum": a, **values}) + scalar.evaluate(
+                meaning, {"sum": b, **zeros}
+            )
             if abs(together - apart) > 1e-9 * (1 + abs(together)):
                 return False
         return True

@@ -61,7 +61,9 @@ def prove_split(
 
         def read(operand: int, index: Index, boxes: list[tuple[Interval, ...]] = boxes) -> Any:
             if not all(axis.lo <= i < axis.hi for i, axis in zip(index, boxes[operand], strict=True)):
-                raise _OutsideBox(f"a shard reads element {list(index)} of operand {operand}, outside its box")
+                raise _OutsideBox(
+                    f"a shard reads element {list(index)} of operand {operand}, outside its box"
+                )
             return symbol(operand, index)
 
         try:
@@ -71,7 +73,7 @@ def prove_split(
         for index, value in part.items():
             joined[index] = joined[index] + value if index in joined else value
     if joined.keys() != whole.keys():
-        missing = sorted(whole.keys() ^ joined.keys())[0]
+        missing = min(whole.keys() ^ joined.keys())
         return Refuted(f"element {list(missing)} of the output is not written by any shard")
     return _all_equal(z3, whole, joined, timeout_ms)
 

@@ -48,7 +48,8 @@ def meaning(
 
     def element(operand: int, point: Mapping[str, int]) -> Any:
         access, shape = signature.operands[operand], signature.shapes[operand]
-        assert access is not None and shape is not None
+        assert access is not None
+        assert shape is not None
         index = [axis.at(point) for axis in access]
         if any(i is None for i in index):
             return None
@@ -64,7 +65,9 @@ def meaning(
         values = {f"x{i}": element(i, point) for i in taken}
         if any(value is None for value in values.values()):
             return None
-        return algebra.evaluate(fixed if fixed is not None else op.body_meaning(signature, point, attrs), values)
+        return algebra.evaluate(
+            fixed if fixed is not None else op.body_meaning(signature, point, attrs), values
+        )
 
     results: dict[Index, Any] = {}
     for at in itertools.product(*(range(shard[dim].lo, shard[dim].hi) for dim in parallel)):
@@ -105,13 +108,11 @@ def _finished(
     return algebra.evaluate(expression, symbols)
 
 
-def reference(
-    op: Op, signature: Signature, attrs: Attrs, operands: Sequence[Any]
-) -> npt.NDArray[np.float64]:
+def reference(op: Op, signature: Signature, attrs: Attrs, operands: Sequence[Any]) -> npt.NDArray[np.float64]:
     """The whole result over floats. Operands are arrays, numbers, or None when left out."""
 
     def read(operand: int, index: Index) -> Any:
-        return operands[operand][index] if index else np.asarray(operands[operand]).item()
+        return np.asarray(operands[operand])[index].item()
 
     result = np.zeros(signature.output_shapes[0])
     for index, value in meaning(op, signature, attrs, read, FLOATS).items():

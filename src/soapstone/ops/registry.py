@@ -37,13 +37,8 @@ def lookup(name: str) -> Op:
     return found
 
 
-def by_aten(overload: str) -> Op | None:
-    """The first operator that stands for an ATen overload such as `relu.default`, if there is one."""
-    return next(iter(claimants(overload)), None)
-
-
 def claimants(overload: str) -> tuple[Op, ...]:
-    """The operators that may stand for an ATen overload; the first whose capture answers does."""
+    """The operators that may stand for an ATen overload such as `relu.default`; the first whose capture answers does."""
     return tuple(_ATEN.get(overload, ()))
 
 

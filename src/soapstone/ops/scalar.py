@@ -131,7 +131,9 @@ TABLE: dict[str, Meaning] = {
     "floor": Meaning(math.floor, z3=lambda z3, a: z3.ToReal(z3.ToInt(a))),
     "round": Meaning(round, z3="uninterpreted"),
     "exp": Meaning(math.exp, z3="uninterpreted"),
-    "log": Meaning(lambda a: math.log(a) if a > 0 else (-math.inf if a == 0 else math.nan), z3="uninterpreted"),
+    "log": Meaning(
+        lambda a: math.log(a) if a > 0 else (-math.inf if a == 0 else math.nan), z3="uninterpreted"
+    ),
     "sqrt": Meaning(lambda a: math.sqrt(a) if a >= 0 else math.nan, z3="uninterpreted"),
     "tanh": Meaning(math.tanh, z3="uninterpreted"),
     "erf": Meaning(math.erf, z3="uninterpreted"),
@@ -147,46 +149,57 @@ def apply(op: str, *args: Operand) -> Scalar:
 
 
 def var(name: str) -> Scalar:
+    """A symbol."""
     return Scalar("var", (name,))
 
 
 def const(value: float | bool) -> Scalar:
+    """A number."""
     return Scalar("const", (value,))
 
 
 def equal(a: Operand, b: Operand) -> Scalar:
+    """Whether two are equal."""
     return apply("eq", a, b)
 
 
 def where(condition: Operand, a: Operand, b: Operand) -> Scalar:
+    """The first where the condition holds, else the second."""
     return apply("where", condition, a, b)
 
 
 def maximum(a: Operand, b: Operand) -> Scalar:
+    """The larger."""
     return apply("max", a, b)
 
 
 def minimum(a: Operand, b: Operand) -> Scalar:
+    """The smaller."""
     return apply("min", a, b)
 
 
 def exp(a: Operand) -> Scalar:
+    """e to the power of it."""
     return apply("exp", a)
 
 
 def log(a: Operand) -> Scalar:
+    """The natural logarithm."""
     return apply("log", a)
 
 
 def sqrt(a: Operand) -> Scalar:
+    """The square root."""
     return apply("sqrt", a)
 
 
 def tanh(a: Operand) -> Scalar:
+    """The hyperbolic tangent."""
     return apply("tanh", a)
 
 
 def sigmoid(a: Operand) -> Scalar:
+    """The logistic function."""
     return 1.0 / (1.0 + exp(-1.0 * a if not isinstance(a, Scalar) else -a))
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from types import MappingProxyType
 
@@ -163,9 +163,9 @@ class Signature:
             if degree < 1 or self.sizes[dim] % degree:
                 return f"dim '{dim}' of size {self.sizes[dim]} does not divide into {degree} equal parts"
         for group in self.factored:
-            for outer, inner in zip(group, group[1:], strict=False):
+            for outer, inner in pairwise(group):
                 if degrees.get(inner, 1) > 1 and degrees.get(outer, 1) != self.sizes[outer]:
-                    return f"'{inner}' of the factored axis ({' '.join(group)}) splits only once '{outer}' is split to the end"
+                    return f"in the axis ({' '.join(group)}), '{inner}' splits only after all of '{outer}'"
         return None
 
     def legal_degrees(self, parts: int) -> Iterator[dict[str, int]]:
@@ -194,7 +194,10 @@ class Signature:
         if objection is not None:
             raise OpError(f"{self.name} cannot be split so: {objection}")
         return [
-            {dim: self.points[dim].part(at, degrees.get(dim, 1)) for dim, at in zip(self.sizes, index, strict=True)}
+            {
+                dim: self.points[dim].part(at, degrees.get(dim, 1))
+                for dim, at in zip(self.sizes, index, strict=True)
+            }
             for index in product(*(range(degrees.get(dim, 1)) for dim in self.sizes))
         ]
 
@@ -211,8 +214,9 @@ class Signature:
             kept = Interval(min(max(reach.lo, 0), size), max(min(reach.hi, size), 0))
             if kept.hi <= kept.lo:
                 kept = Interval(min(kept.lo, size), min(kept.lo, size))
+            before = min(max(0, kept.lo - reach.lo), reach.length)
             box.append(kept)
-            pads.append((max(0, kept.lo - reach.lo), max(0, reach.hi - kept.hi)))
+            pads.append((before, reach.length - before - kept.length))
         return Region(tuple(box), tuple(pads))
 
     def write(self, output: int, shard: IterationBox) -> Box:
@@ -297,7 +301,9 @@ class _Binder:
         expected, given = len(self.notation.operands), len(self.shapes)
         if expected != given:
             raise self._error(f"takes {expected} operands, not {given}")
-        for i, (axes, optional) in enumerate(zip(self.notation.operands, self.notation.optional, strict=True)):
+        for i, (axes, optional) in enumerate(
+            zip(self.notation.operands, self.notation.optional, strict=True)
+        ):
             shape = self.shapes[i]
             if shape is None:
                 if not optional:
@@ -319,7 +325,9 @@ class _Binder:
             at_end = rank - i
             sizes = {part[-at_end] for part in parts if len(part) >= at_end} - {1}
             if len(sizes) > 1:
-                raise self._error(f"the leading axes do not broadcast: {' against '.join(map(str, sorted(sizes)))}")
+                raise self._error(
+                    f"the leading axes do not broadcast: {' against '.join(map(str, sorted(sizes)))}"
+                )
             self.sizes[name] = sizes.pop() if sizes else 1
         return names
 
@@ -383,7 +391,7 @@ class _Binder:
         known = prod(self.sizes[dim] for dim in axis.dims if dim in self.sizes)
         if len(unknown) == 1 and known and size % known == 0:
             self.sizes[unknown[0]] = size // known
-        elif not unknown and known != size or len(unknown) == 1:
+        elif len(unknown) == 1 or (not unknown and known != size):
             factors = " * ".join(f"{dim}={self.sizes.get(dim, '?')}" for dim in axis.dims)
             raise self._error(f"axis {position} of operand {operand} has size {size}, which is not {factors}")
 
@@ -391,19 +399,19 @@ class _Binder:
         unknown = [dim for dim in axis.dims if dim not in self.sizes]
         if len(unknown) != 1 or axis.divisor is not None:
             return
-        affine = self._affine(axis, missing=unknown[0])
+        affine = self._affine(axis)
         coefficient = dict(affine.terms)[unknown[0]]
         others = sum(c * (self.sizes[dim] - 1) for dim, c in affine.terms if dim != unknown[0])
         border = max(0, -affine.const)
         count = (size - 1 + border - affine.const - others) // coefficient + 1 if coefficient > 0 else 0
         if count < 1:
             raise self._error(
-                f"axis {position} of operand {operand} has size {size}, too small for a window of {others + 1}"
-                f" with padding {border}"
+                f"axis {position} of operand {operand} has size {size}, less than a window of {others + 1}"
+                f" padded by {border}"
             )
         self.sizes[unknown[0]] = count
 
-    def _affine(self, axis: Axis, missing: str | None = None) -> Affine:
+    def _affine(self, axis: Axis) -> Affine:
         match axis:
             case Sum(terms, divisor):
                 const, coefficients = 0, dict[str, int]()

@@ -6,7 +6,20 @@ FAMILIES = (
     "linear",
     "opaque",
     "elementwise",
+    "activation",
+    "reduction",
+    "shape",
+    "slicing",
+    "indexing",
+    "generation",
     "convolution",
+    "pooling",
+    "normalization",
+    "loss",
+    "recurrent",
+    "dropout",
+    "attention",
+    "embedding",
 )
 
 for family in FAMILIES:

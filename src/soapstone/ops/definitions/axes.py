@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from string import ascii_lowercase
 from typing import Any
 
 from soapstone.errors import OpError
 from soapstone.ops.box import shape_of
-from soapstone.ops.op import Shard
+from soapstone.ops.op import Attrs, Shard
 from soapstone.ops.signature import Shape
 
 
@@ -19,12 +20,34 @@ def letters(rank: int) -> list[str]:
     return list(ascii_lowercase[:rank])
 
 
+def notation_of(operands: Sequence[Sequence[str]], *outputs: Sequence[str]) -> str:
+    """The notation with these axes. One operand without axes is `...`: no text would be no operand."""
+    read = ", ".join(" ".join(axes) for axes in operands)
+    return f"{read or '...' if operands else ''} -> {', '.join(' '.join(axes) for axes in outputs)}"
+
+
 def shape_at(shapes: Sequence[Shape | None], operand: int) -> Shape:
     """The shape of an operand that must be there."""
     shape = shapes[operand]
     if shape is None:
         raise OpError(f"operand {operand} must not be left out")
     return shape
+
+
+def int_attr(attrs: Attrs, name: str) -> int:
+    """An attribute that must be an integer."""
+    value = attrs[name]
+    if not isinstance(value, int):
+        raise OpError(f"attribute '{name}' must be an integer, not {value!r}")
+    return value
+
+
+def tuple_attr(attrs: Attrs, name: str) -> tuple[Any, ...]:
+    """An attribute that must be a tuple."""
+    value = attrs[name]
+    if not isinstance(value, tuple):
+        raise OpError(f"attribute '{name}' must be a tuple, not {value!r}")
+    return value
 
 
 def axis_at(dim: int, rank: int) -> int:
@@ -49,10 +72,7 @@ def points_but(*dims: str) -> Callable[[Mapping[str, int]], float]:
     """Flops of an operator that takes one for each point, were it not for the dims named here."""
 
     def flops(sizes: Mapping[str, int]) -> float:
-        total = 1.0
-        for dim, size in sizes.items():
-            total *= 1 if dim in dims else size
-        return total
+        return float(prod(size for dim, size in sizes.items() if dim not in dims))
 
     return flops
 

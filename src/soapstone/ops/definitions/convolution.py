@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from soapstone.errors import OpError
 from soapstone.ops.examples import Example, example
 from soapstone.ops.lazy import F
 from soapstone.ops.op import Attrs, Call, Capture, Op, Shard
@@ -20,10 +21,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SPACE = {1: "l", 2: "hw", 3: "zhw"}
-"""The spatial dims of images with so many of them."""
+"""The spatial dims of samples with so many of them."""
 
 WINDOW = {"l": "r", "z": "t", "h": "r", "w": "q"}
 """The dim that runs over the window along each spatial dim."""
+
+
+def space(shape: Shape) -> str:
+    """The spatial dims of a batch of this shape: what follows sample and channel."""
+    rank = len(shape) - 2
+    if rank and rank not in SPACE:
+        raise OpError(f"a batch of shape {list(shape)} has {rank} spatial axes; 0 to 3 are known")
+    return SPACE.get(rank, "")
 
 
 def per_axis(value: Any, rank: int) -> tuple[int, ...]:
@@ -53,7 +62,16 @@ def bordered(x: Tensor, shard: Shard, value: float = 0.0) -> tuple[Tensor, list[
     return (F.pad(x, copied, value=value) if any(copied) else x), padding
 
 
-def _convolved(x: Tensor, w: Tensor, bias: Tensor | None = None, *, shard: Shard) -> Tensor:
+def _only_padding(w: Tensor, bias: Tensor | None, shard: Shard) -> Tensor:
+    """What a shard gives that reads nothing but padding."""
+    lengths = [shard.length(dim) for dim in space(w.shape)]
+    y = w.new_zeros(shard.length("b"), shard.length("g") * shard.length("o"), *lengths)
+    return y if bias is None else y + bias.view(-1, *[1] * len(lengths))
+
+
+def _convolved(x: Tensor | None, w: Tensor, bias: Tensor | None = None, *, shard: Shard) -> Tensor:
+    if x is None:
+        return _only_padding(w, bias, shard)
     accesses = shard.signature.operands[0]
     assert accesses is not None
     strides, dilation = zip(*([step for _, step in axis.terms] for axis in accesses[2:]), strict=True)
@@ -136,6 +154,7 @@ conv1d = _convolution(
     "b (g c) l*sl+r*dl-pl, (g o) c r!, [(g o)] -> b (g o) l",
     example((2, 2, 8), (4, 2, 3), (4,), pl=1),
     example((2, 4, 9), (4, 2, 3), None, sl=2, dl=2, pl=1, g=2),
+    example((2, 2, 4), (2, 2, 1), (2,), pl=2),
 )
 conv2d = _convolution(
     2,
@@ -155,7 +174,7 @@ def _same_notation(shapes: Sequence[Shape | None], attrs: Attrs) -> str:
     x, w, _ = shapes
     assert x is not None
     assert w is not None
-    dims = SPACE[len(x) - 2]
+    dims = space(x)
     dilation = per_axis(attrs["dilation"], len(dims))
     total = [step * (size - 1) for step, size in zip(dilation, w[2:], strict=True)]
     read = [
@@ -204,7 +223,7 @@ def _transposed_notation(shapes: Sequence[Shape | None], attrs: Attrs) -> str:
     x, w, _ = shapes
     assert x is not None
     assert w is not None
-    dims = SPACE[len(x) - 2]
+    dims = space(x)
     stride, padding, extra, dilation = (
         per_axis(attrs[name], len(dims)) for name in ("stride", "padding", "output_padding", "dilation")
     )
@@ -229,25 +248,22 @@ def _transposed(
     output_padding: Any,
     dilation: Any,
 ) -> Tensor:
+    if x is None:
+        return _only_padding(w, bias, shard)
     rank = w.ndim - 2
     strides, before, dilations = (per_axis(given, rank) for given in (stride, padding, dilation))
     deconvolve = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}[rank]
     groups = shard.length("g")
     rows = [shard.box[dim] for dim in SPACE[rank]]
-    if x is not None and all(rows[i].length == shard.size(dim) for i, dim in enumerate(SPACE[rank])):
+    if all(rows[i].length == shard.size(dim) for i, dim in enumerate(SPACE[rank])):
         extra = per_axis(output_padding, rank)
         return deconvolve(x, w, bias, strides, before, extra, groups, dilations)
-    if x is None:
-        lengths = [interval.length for interval in rows]
-        y = w.new_zeros(shard.length("b"), groups * shard.length("o"), *lengths)
-    else:
-        y = deconvolve(x, w, None, strides, 0, 0, groups, dilations)
-        starts = [interval.lo for interval in shard.signature.read(0, shard.box).box[2:]]
-        crops: list[int] = []
-        for i in range(rank):
-            ahead = starts[i] * strides[i] - (rows[i].lo + before[i])
-            crops = [ahead, rows[i].length - ahead - y.shape[i + 2], *crops]
-        y = F.pad(y, crops)
+    y = deconvolve(x, w, None, strides, 0, 0, groups, dilations)
+    crops: list[int] = []
+    for i, read in enumerate(shard.signature.read(0, shard.box).box[2:]):
+        ahead = read.lo * strides[i] - (rows[i].lo + before[i])
+        crops = [ahead, rows[i].length - ahead - y.shape[i + 2], *crops]
+    y = F.pad(y, crops)
     return y if bias is None else y + bias.view(-1, *[1] * rank)
 
 

@@ -412,7 +412,11 @@ cast = register(
             "to.other": lambda x, other, *_, **__: _cast(x, other.dtype),
             "type_as.default": lambda x, other: _cast(x, other.dtype),
         },
-        examples=(example((4, 6), dtype="f32"), example((4, 6), dtype="i64"), example(mask(4, 6), dtype="f64")),
+        examples=(
+            example((4, 6), dtype="f32"),
+            example((4, 6), dtype="i64"),
+            example(mask(4, 6), dtype="f64"),
+        ),
     )
 )
 

@@ -18,6 +18,20 @@ def _product(*factors: Any) -> Any:
     return reduce(operator.mul, factors)
 
 
+def _addmm(bias: Any, x: Any, w: Any, *, beta: float = 1, alpha: float = 1) -> Call | None:
+    return Call((x, w, bias)) if beta == alpha == 1 and len(bias.shape) == 1 else None
+
+
+def _einsum(equation: str, operands: Sequence[Any], *, path: Any = None) -> Call | None:
+    """Plain einsums: letters only, no index twice in one operand, none of size one where others differ."""
+    del path  # the order of contraction, not its meaning
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    parts = left.split(",")
+    if not arrow or "." in equation or any(len(set(part)) < len(part) for part in (*parts, right)):
+        return None
+    return Call(tuple(operands), {"equation": f"{left}->{right}"})
+
+
 linear = register(
     Op(
         "linear",
@@ -26,10 +40,7 @@ linear = register(
         finish=lambda total, bias: total + bias,
         torch=lambda x, w, bias=None: F.linear(x, w, bias),
         weights=("w", "bias"),
-        aten={
-            "linear.default": None,
-            "addmm.default": lambda bias, x, w: Call((x, w, bias)),
-        },
+        aten={"linear.default": None},
         examples=(example((4, 6), (8, 6), (8,)), example((2, 4, 6), (4, 6), None)),
     )
 )
@@ -42,6 +53,19 @@ matmul = register(
         torch=lambda x, w: torch.matmul(x, w),
         aten={"matmul.default": None, "mm.default": None, "bmm.default": None},
         examples=(example((4, 6), (6, 4)), example((2, 4, 6), (2, 6, 4)), example((2, 3, 4, 2), (2, 6))),
+    )
+)
+
+addmm = register(
+    Op(
+        "addmm",
+        "m k, k n, [n] -> m n",
+        body=lambda x, w: x * w,
+        finish=lambda total, bias: total + bias,
+        torch=lambda x, w, bias=None: torch.mm(x, w) if bias is None else torch.addmm(bias, x, w),
+        weights=("w", "bias"),
+        aten={"addmm.default": _addmm},
+        examples=(example((4, 6), (6, 8), (8,)), example((4, 6), (6, 2), None)),
     )
 )
 
@@ -59,6 +83,7 @@ einsum = register(
         body=_product,
         torch=lambda *xs, equation: torch.einsum(equation, *xs),
         attrs={"equation": ""},
+        aten={"einsum.default": _einsum},
         examples=(
             example((2, 4, 6), (2, 8, 6), equation="bid,bjd->bij"),
             example((4, 2, 2), (2, 6), equation="asb,bc->sac"),

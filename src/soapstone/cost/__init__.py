@@ -1,0 +1,1 @@
+"""Costs: how long one task takes, measured or analytic."""

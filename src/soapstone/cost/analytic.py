@@ -1,0 +1,71 @@
+"""Costs without a device at hand: a roofline for compute, alpha-beta for links.
+
+    compute     launch + max(flops / (peak * most), bytes / (bandwidth * most))
+    transfer    size / bandwidth + latency
+    collective  the faster of a ring and a tree of n devices (`collective_s`)
+
+`most` is the fraction of the peak that large operators reach; small ones are dominated by the
+launch. [choice] The fractions stand in until `bench/` has measured them: see docs/decisions/0005.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+
+from soapstone.cost.work import Work
+from soapstone.machine import DeviceKind
+
+_KERNELS_BACKWARD = 2
+"""[choice] A backward pass launches about one kernel for each of two operands."""
+
+
+@dataclass(frozen=True)
+class AnalyticCosts:
+    """A roofline with a launch overhead; see the module's docstring."""
+
+    most_flops: float = 0.6
+    most_bandwidth: float = 0.75
+    update_bytes_per_byte: float = 5.0
+    """[choice] SGD with momentum reads weight, gradient and momentum and writes two of them."""
+
+    name = "analytic"
+
+    def compute_s(self, work: Work, kind: DeviceKind) -> float:
+        """How long a node's shard takes on a device."""
+        arithmetic = work.flops / (kind.peak_flops_per_s_in(work.dtype) * self.most_flops)
+        traffic = work.size_bytes / (kind.memory_bandwidth_bytes_per_s * self.most_bandwidth)
+        launches = min(work.gradients, _KERNELS_BACKWARD) if work.is_backward else 1
+        return launches * kind.launch_overhead_s + max(arithmetic, traffic)
+
+    def update_s(self, size_bytes: int, kind: DeviceKind) -> float:
+        """How long updating this much of a weight takes."""
+        traffic = size_bytes * self.update_bytes_per_byte
+        return kind.launch_overhead_s + traffic / (kind.memory_bandwidth_bytes_per_s * self.most_bandwidth)
+
+
+def transfer_s(size_bytes: int, bandwidth_bytes_per_s: float, latency_s: float) -> float:
+    """How long a transfer occupies the narrowest link of its route."""
+    return size_bytes / bandwidth_bytes_per_s + latency_s
+
+
+RING_SHARE = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+"""How many times a ring of n devices passes (n-1) pieces on."""
+
+
+def collective_s(
+    pattern: str, piece_bytes: int, count: int, bandwidth_bytes_per_s: float, latency_s: float
+) -> float:
+    """How long a collective of `count` devices takes on the slowest link of its ring.
+
+    `piece_bytes` is what one pair of devices exchanges: the whole box of an all-reduce, one device's
+    part of an all-gather or reduce-scatter, one pair's part of an all-to-all.
+    """
+    step_bytes = piece_bytes / count if pattern == "all_reduce" else piece_bytes
+    steps = RING_SHARE[pattern] * (count - 1)
+    ring = steps * (step_bytes / bandwidth_bytes_per_s + latency_s)
+    if pattern != "all_reduce":
+        return ring
+    depth = 2 * ceil(log2(count))
+    tree = depth * (piece_bytes / bandwidth_bytes_per_s + latency_s)
+    return min(ring, tree)

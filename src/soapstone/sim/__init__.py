@@ -1,0 +1,1 @@
+"""The simulator: a task graph becomes a timeline."""

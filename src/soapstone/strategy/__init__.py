@@ -1,0 +1,1 @@
+"""Strategies: how each block of a graph is split and placed."""

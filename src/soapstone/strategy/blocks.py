@@ -1,0 +1,163 @@
+"""Blocks: runs of nodes that always share one Placement, so that nothing moves between them.
+
+A convolution and the batch norm, bias and activation after it are one unit to a planner, as they are
+in the papers, and one task to a device. A block is a leader and its followers. A node follows when
+it is parallel in all its dims and one of its operands comes from the block: then the box that a
+shard of the leader wrote is exactly what a shard of the follower reads, and `follower_box` says
+which part of the follower's iteration space that is.
+
+Two things interrupt a block, depending on how it is split (`segments`): a leader split along a sum
+writes partial results, which must be added before a follower may use them; and statistics over a
+split dim must be joined. `docs/decisions/0004-blocks-and-exchanges.md` gives the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from soapstone.graph import Graph, Node, Role
+from soapstone.ops.box import Box, Interval
+from soapstone.ops.signature import Affine, IterationBox, Signature
+
+
+@dataclass(frozen=True)
+class Block:
+    """A leader and its followers, in the order of the graph. `carried[i]` is, for follower i, the
+    position of the operand that comes from inside the block."""
+
+    leader: Node
+    followers: tuple[Node, ...] = ()
+    carried: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """A block is called as its leader is."""
+        return self.leader.name
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """Leader and followers."""
+        return (self.leader, *self.followers)
+
+    @cached_property
+    def writes(self) -> frozenset[str]:
+        """The values that nodes of the block write."""
+        return frozenset(name for node in self.nodes for name in node.outputs)
+
+
+def free_values(graph: Graph) -> frozenset[str]:
+    """The values every device can make for itself: inputs, constants, buffers, and what is computed
+    from these alone. They are never moved: each device reads or computes the part it needs."""
+    free = {
+        value.name
+        for value in graph.values.values()
+        if value.role in (Role.INPUT, Role.CONSTANT, Role.BUFFER)
+    }
+    for node in graph.nodes:
+        if not node.op.random and all(name in free for name in node.reads):
+            free.update(node.outputs)
+    return frozenset(free)
+
+
+def blocks(graph: Graph, apart: frozenset[str] = frozenset()) -> tuple[Block, ...]:
+    """The graph as blocks, in the order of their leaders; free nodes belong to none.
+
+    Nodes named in `apart` lead blocks of their own.
+    """
+    free = free_values(graph)
+    home: dict[str, int] = {}  # value -> number of the block that writes it
+    members: list[list[Node]] = []
+    carried: list[list[int]] = []
+    before: list[set[int]] = []  # blocks that a block depends on
+    for node in graph.nodes:
+        if all(name in free for name in node.outputs):
+            continue
+        sources = {i: home[o] for i, o in enumerate(node.operands) if isinstance(o, str) and o in home}
+        needed = set(sources.values()).union(*(before[b] for b in sources.values()))
+        joined = None if node.name in apart else _joinable(graph, node, sources, before)
+        if joined is None:
+            number = len(members)
+            members.append([node])
+            carried.append([])
+            before.append(needed)
+        else:
+            number = sources[joined]
+            members[number].append(node)
+            carried[number].append(joined)
+            _depend(before, number, needed - {number})
+        home.update(dict.fromkeys(node.outputs, number))
+    return tuple(
+        Block(nodes[0], tuple(nodes[1:]), tuple(positions))
+        for nodes, positions in zip(members, carried, strict=True)
+    )
+
+
+def _joinable(graph: Graph, node: Node, sources: Mapping[int, int], before: list[set[int]]) -> int | None:
+    """The operand through which a node joins a block: the latest that makes no cycle."""
+    if not _follows(graph.signature(node)) or node.op.is_opaque:
+        return None
+    for position, number in sorted(sources.items(), key=lambda item: (-item[1], item[0])):
+        others = [b for b in sources.values() if b != number]
+        if any(number in before[b] for b in others):
+            continue
+        if position_fits(graph.signature(node), position):
+            return position
+    return None
+
+
+def _follows(signature: Signature) -> bool:
+    """Whether a node is parallel in every dim: it sums nothing and keeps nothing whole."""
+    return all(size == 1 or dim in signature.output_dims for dim, size in signature.sizes.items()) and all(
+        signature.sizes.get(dim, 1) == 1 for dim in signature.whole
+    )
+
+
+def position_fits(signature: Signature, operand: int) -> bool:
+    """Whether a box of this operand can be a shard: each axis is a dim or a product of dims, and
+    every dim of the node shows in it."""
+    access = signature.operands[operand]
+    if access is None:
+        return False
+    shown = {dim for axis in access for dim in axis.dims}
+    if any(size > 1 and dim not in shown for dim, size in signature.sizes.items()):
+        return False
+    return all(_is_plain(axis, signature) for axis in access)
+
+
+def _is_plain(axis: Affine, signature: Signature) -> bool:
+    """An axis indexed by one dim, or by several with the strides of a factored axis."""
+    stride = 1
+    for dim, coefficient in reversed(axis.terms):
+        if coefficient != stride:
+            return False
+        stride *= signature.sizes[dim]
+    return axis.const == 0 and axis.divisor == 1
+
+
+def _depend(before: list[set[int]], number: int, needed: set[int]) -> None:
+    """Let a block depend on more, and so all that depend on it."""
+    before[number] |= needed
+    for other in before:
+        if number in other:
+            other |= before[number]
+
+
+def follower_box(signature: Signature, operand: int, box: Box) -> IterationBox | None:
+    """The part of a follower's iteration space that reads exactly this box of an operand; None if
+    there is none (a factored axis cut across its factors)."""
+    access = signature.operands[operand]
+    assert access is not None
+    found: dict[str, Interval] = dict(signature.points)
+    for axis, interval in zip(access, box, strict=True):
+        lo, hi = interval
+        for dim, stride in axis.terms:
+            if lo % stride == 0 and hi % stride == 0:
+                found[dim] = Interval(lo // stride, hi // stride)
+                break
+            if lo // stride != (hi - 1) // stride:
+                return None
+            found[dim] = Interval(lo // stride, lo // stride + 1)
+            lo, hi = lo % stride, (hi - 1) % stride + 1
+    return found

@@ -1,0 +1,103 @@
+"""A block under given degrees: which part of every node each shard computes, reads and writes.
+
+Independent of devices: what a Placement adds is only where the shards run. So layouts are few, and
+what two layouts exchange over a value can be worked out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from soapstone.errors import StrategyError
+from soapstone.graph import Graph, Node
+from soapstone.ops.box import Box
+from soapstone.ops.signature import IterationBox
+from soapstone.strategy.blocks import Block, follower_box
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shards of a block. `boxes[n][s]` is the iteration box of node n in shard s."""
+
+    graph: Graph
+    block: Block
+    degrees: Mapping[str, int]
+    boxes: tuple[tuple[IterationBox, ...], ...]
+
+    @property
+    def parts(self) -> int:
+        """How many shards there are."""
+        return len(self.boxes[0])
+
+    def reads(self, node: int, operand: int) -> tuple[Box | None, ...]:
+        """What each shard reads of an operand; None where it reads nothing."""
+        signature = self.graph.signature(self.block.nodes[node])
+        regions = [signature.read(operand, box) for box in self.boxes[node]]
+        return tuple(None if region.is_empty else region.box for region in regions)
+
+    def writes(self, node: int, output: int) -> tuple[Box, ...]:
+        """What each shard writes of an output."""
+        signature = self.graph.signature(self.block.nodes[node])
+        return tuple(signature.write(output, box) for box in self.boxes[node])
+
+    @cached_property
+    def summands(self) -> tuple[int, ...]:
+        """For each shard, which of the leader's partial sums it computes; all 0 when sums are whole."""
+        signature = self.graph.signature(self.block.leader)
+        split = [dim for dim in signature.summed_dims if self.degrees.get(dim, 1) > 1]
+        numbers: list[int] = []
+        for box in self.boxes[0]:
+            number = 0
+            for dim in split:
+                step = signature.sizes[dim] // self.degrees[dim]
+                number = number * self.degrees[dim] + box[dim].lo // step
+            numbers.append(number)
+        return tuple(numbers)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the leader writes partial sums."""
+        return len(set(self.summands)) > 1
+
+
+def layout(graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout:
+    """The layout, or an error that says which node of the block cannot be split so."""
+    found = _layout(graph, block, degrees)
+    if isinstance(found, str):
+        raise StrategyError(f"block '{block.name}' cannot be split by {dict(degrees)}: {found}")
+    return found
+
+
+def _layout(graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout | str:
+    signature = graph.signature(block.leader)
+    objection = signature.objection(degrees)
+    if objection is not None:
+        return objection
+    rows: list[tuple[IterationBox, ...]] = [tuple(signature.shards(degrees))]
+    written = _written(graph, block.leader, rows[0])
+    for node, position in zip(block.followers, block.carried, strict=True):
+        operand = node.operands[position]
+        assert isinstance(operand, str)
+        inner = graph.signature(node)
+        boxes = [follower_box(inner, position, box) for box in written[operand]]
+        kept = [box for box in boxes if box is not None]
+        if len(kept) < len(boxes):
+            return f"a shard would cut across the factored axes of '{node.name}'"
+        rows.append(tuple(kept))
+        written |= _written(graph, node, rows[-1])
+    return Layout(graph, block, dict(degrees), tuple(rows))
+
+
+def _written(graph: Graph, node: Node, boxes: tuple[IterationBox, ...]) -> dict[str, tuple[Box, ...]]:
+    signature = graph.signature(node)
+    return {name: tuple(signature.write(i, box) for box in boxes) for i, name in enumerate(node.outputs)}
+
+
+def layouts(graph: Graph, block: Block, parts: int) -> Iterator[Layout]:
+    """Every layout of a block with this many shards."""
+    for degrees in graph.signature(block.leader).legal_degrees(parts):
+        found = _layout(graph, block, degrees)
+        if isinstance(found, Layout):
+            yield found

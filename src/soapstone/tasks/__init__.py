@@ -1,0 +1,1 @@
+"""The one task graph: graph x strategy x machine."""

@@ -1,0 +1,182 @@
+"""Exchanges: how boxes get from the devices that have them to the devices that need them.
+
+One rule covers the activations of the forward pass, their gradients on the way back, partial sums,
+and the gradients of weights:
+
+    a Source   is a box of a value, held by one or more devices (copies); sources with different
+               summands are to be added where they overlap, copies of one summand are not;
+    a Sink     is a box that one device needs: for every element, the sum over all summands.
+
+A sink takes each summand from its own device if that holds a copy, else from the copy with the
+widest route; equally wide ones take turns. What one device sends to another of the same box is
+added up before it is sent, so that equal boxes move once. Transfers that together form a known
+pattern between n devices are one collective (`recognised`): every ordered pair of devices moves one
+box, all of one size, and
+
+    boxes are added on arrival      all the same box               all_reduce
+                                    a box for each receiver        reduce_scatter
+    boxes are put side by side      a box for each sender          all_gather
+                                    a box for each pair            all_to_all
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from soapstone.machine import Machine
+from soapstone.ops.box import Box, intersection, volume
+
+
+@dataclass(frozen=True)
+class Source:
+    """A box that devices hold; `summand` numbers what is to be added up."""
+
+    summand: int
+    box: Box
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sink:
+    """A box that a device needs."""
+
+    box: Box
+    device: int
+
+
+class Pattern(StrEnum):
+    """What a set of moves is to a communication library."""
+
+    TRANSFER = "transfer"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
+    ALL_TO_ALL = "all_to_all"
+
+
+@dataclass(frozen=True)
+class Move:
+    """Elements on their way: `elements` per pair of devices, from sources to sinks (by number).
+
+    `devices` are (sender, receiver) of a transfer, and the ring of a collective.
+    """
+
+    pattern: Pattern
+    devices: tuple[int, ...]
+    elements: int
+    sources: tuple[tuple[int, int], ...]  # (number of the source, device that gives it)
+    sinks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """All that one exchange takes: what moves, and which sources sinks find on their own device."""
+
+    moves: tuple[Move, ...]
+    local: tuple[tuple[int, int], ...]  # (number of the source, number of the sink)
+    sink_devices: tuple[int, ...]
+
+
+def exchange(sources: Sequence[Source], sinks: Sequence[Sink], machine: Machine) -> Exchange:
+    """How the sinks get what they need. Neither order matters but for the numbers in the result."""
+    turn = {device: i for i, device in enumerate(sorted({sink.device for sink in sinks}))}
+    local: list[tuple[int, int]] = []
+    parts: dict[tuple[int, int, Box], tuple[set[tuple[int, int]], set[int]]] = {}
+    for k, sink in enumerate(sinks):
+        for i, source in enumerate(sources):
+            overlap = intersection(source.box, sink.box)
+            if overlap is None:
+                continue
+            if sink.device in source.devices:
+                local.append((i, k))
+                continue
+            giver = _nearest(source.devices, sink.device, turn[sink.device], machine)
+            given, taken = parts.setdefault((giver, sink.device, overlap), (set(), set()))
+            given.add((i, giver))
+            taken.add(k)
+    transfers = [
+        Move(Pattern.TRANSFER, (a, b), volume(box), tuple(sorted(given)), tuple(sorted(taken)))
+        for (a, b, box), (given, taken) in sorted(parts.items())
+    ]
+    boxes = [box for _, _, box in sorted(parts)]
+    return Exchange(
+        tuple(_with_collectives(transfers, boxes, sources)),
+        tuple(sorted(set(local))),
+        tuple(s.device for s in sinks),
+    )
+
+
+def _nearest(holders: Sequence[int], device: int, turn: int, machine: Machine) -> int:
+    if len(holders) == 1:
+        return holders[0]
+    widest = max(machine.bandwidth(holder, device) for holder in holders)
+    best = sorted(holder for holder in holders if machine.bandwidth(holder, device) == widest)
+    return best[turn % len(best)]
+
+
+def _with_collectives(
+    transfers: Sequence[Move], boxes: Sequence[Box], sources: Sequence[Source]
+) -> list[Move]:
+    """The transfers, those of each connected set of devices made one move where they form a pattern."""
+    moves: list[Move] = []
+    for numbers in _connected(transfers):
+        group = [transfers[i] for i in numbers]
+        given = sorted({source for move in group for source in move.sources})
+        adds = _overlap([sources[i] for i, _ in given])
+        pattern = recognised([move.devices for move in group], [boxes[i] for i in numbers], adds)
+        if pattern is Pattern.TRANSFER:
+            moves.extend(group)
+            continue
+        devices = tuple(sorted({device for move in group for device in move.devices}))
+        sinks = tuple(sorted({sink for move in group for sink in move.sinks}))
+        moves.append(Move(pattern, devices, group[0].elements, tuple(given), sinks))
+    return moves
+
+
+def _overlap(sources: Sequence[Source]) -> bool:
+    """Whether different summands share elements, so that what arrives is added."""
+    return any(
+        a.summand != b.summand and intersection(a.box, b.box) is not None
+        for i, a in enumerate(sources)
+        for b in sources[:i]
+    )
+
+
+def _connected(transfers: Sequence[Move]) -> list[list[int]]:
+    """The numbers of the transfers, apart for each set of devices that exchange among themselves."""
+    leader: dict[int, int] = {}
+
+    def find(device: int) -> int:
+        while leader.setdefault(device, device) != device:
+            device = leader[device]
+        return device
+
+    for move in transfers:
+        a, b = (find(device) for device in move.devices)
+        leader[max(a, b)] = min(a, b)
+    groups: dict[int, list[int]] = {}
+    for i, move in enumerate(transfers):
+        groups.setdefault(find(move.devices[0]), []).append(i)
+    return list(groups.values())
+
+
+def recognised(pairs: Sequence[tuple[int, ...]], boxes: Sequence[Box], adds: bool) -> Pattern:
+    """The pattern that transfers of these boxes between these (sender, receiver) pairs form."""
+    devices = {device for pair in pairs for device in pair}
+    n, distinct = len(devices), len(set(boxes))
+    if n < 2 or len(pairs) != n * (n - 1) or len(set(pairs)) != len(pairs):
+        return Pattern.TRANSFER
+    if len({volume(box) for box in boxes}) != 1:
+        return Pattern.TRANSFER
+    moved = list(zip(pairs, boxes, strict=True))
+    per_sender = all(len({box for (a, _), box in moved if a == device}) == 1 for device in devices)
+    per_receiver = all(len({box for (_, b), box in moved if b == device}) == 1 for device in devices)
+    if adds:
+        if distinct == 1:
+            return Pattern.ALL_REDUCE
+        return Pattern.REDUCE_SCATTER if per_receiver and distinct == n else Pattern.TRANSFER
+    if per_sender and distinct == n:
+        return Pattern.ALL_GATHER
+    return Pattern.ALL_TO_ALL if distinct == n * (n - 1) else Pattern.TRANSFER
