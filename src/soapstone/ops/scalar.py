@@ -242,10 +242,15 @@ def z3_number(value: float) -> Any:
 
 
 def flops(expression: Scalar) -> int:
-    """How many floating-point operations the expression takes."""
-    if expression.op in ("var", "const"):
-        return 0
-    return TABLE[expression.op].flops + sum(flops(arg) for arg in expression.args)
+    """How many floating-point operations the expression takes; what it uses twice is computed once."""
+    nodes: dict[int, Scalar] = {}
+    rest = [expression]
+    while rest:
+        node = rest.pop()
+        if node.op not in ("var", "const") and id(node) not in nodes:
+            nodes[id(node)] = node
+            rest.extend(node.args)
+    return sum(TABLE[node.op].flops for node in nodes.values())
 
 
 def traced(function: Callable[..., Any], names: Sequence[str | None], **keywords: Any) -> Scalar:

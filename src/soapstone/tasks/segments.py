@@ -88,7 +88,7 @@ def _statistics_seam(layout: Layout, placement: Placement, number: int) -> Seam 
     signature = layout.graph.signature(node)
     split = [
         dim
-        for dim in signature.shared
+        for dim in signature.shared & signature.sizes.keys()
         if any(box[dim] != signature.points[dim] for box in layout.boxes[number])
     ]
     if not split or not node.op.complete(node.attrs).get("sync", True):

@@ -217,31 +217,33 @@ truncated = _unary("trunc", _truncated, needs_grad=False)
 sign = _unary("sign", lambda x: scalar.where(x > 0, 1.0, scalar.where(x < 0, -1.0, 0.0)), needs_grad=False)
 
 
-def _bounded(x: Any, *, low: float | None, high: float | None) -> Any:
+def _bounded(x: Any, low: Any, high: Any) -> Any:
     x = x if low is None else scalar.maximum(x, low)
     return x if high is None else scalar.minimum(x, high)
-
-
-def _clamp(x: Any, *bounds: float | None, **named: float | None) -> Call:
-    low, high = (*bounds, *(named.get(name) for name in ("min", "max")[len(bounds) :]))
-    return Call((x,), {"low": low, "high": high})
 
 
 clamp = register(
     Op(
         "clamp",
-        UNARY,
+        "..., [...], [...] -> ...",
         body=_bounded,
-        torch=lambda x, *, low, high: torch.clamp(x, low, high),
-        attrs={"low": None, "high": None},
+        torch=lambda x, low=None, high=None: torch.clamp(x, low, high),
         aten={
-            "clamp.default": _clamp,
-            "clamp_min.default": lambda x, low: Call((x,), {"low": low}),
-            "clamp_max.default": lambda x, high: Call((x,), {"high": high}),
-            "hardtanh.default": lambda x, low=-1, high=1: Call((x,), {"low": low, "high": high}),
-            "relu6.default": lambda x: Call((x,), {"low": 0, "high": 6}),
+            "clamp.default": None,
+            "clamp.Tensor": None,
+            "clamp_min.default": lambda x, low: Call((x, low, None)),
+            "clamp_min.Tensor": lambda x, low: Call((x, low, None)),
+            "clamp_max.default": lambda x, high: Call((x, None, high)),
+            "clamp_max.Tensor": lambda x, high: Call((x, None, high)),
+            "hardtanh.default": lambda x, low=-1, high=1: Call((x, low, high)),
+            "relu6.default": lambda x: Call((x, 0, 6)),
         },
-        examples=(example((4, 6), low=-0.5, high=0.5), example((4, 6), low=0), example((4, 6), high=0.25)),
+        examples=(
+            example((4, 6), -0.5, 0.5),
+            example((4, 6), 0, None),
+            example((2, 4, 6), None, (4, 1)),
+            example((4, 6), (6,), positive(4, 1)),
+        ),
     )
 )
 

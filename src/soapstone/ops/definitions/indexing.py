@@ -157,6 +157,16 @@ def _indexed(x: Tensor, *indices: Tensor, axes: tuple[int, ...]) -> Tensor:
     return x[tuple(places)]
 
 
+def _taken(
+    x: Any, *indices: Any, axes: tuple[int, ...], at: Mapping[str, int], shapes: Sequence[Shape]
+) -> Any:
+    """The element where every index matches; one below zero counts from the end."""
+    for dim, axis, index in zip(INDEXED, axes, indices, strict=False):
+        place = scalar.where(index < 0, index + shapes[0][axis], index)
+        x = scalar.where(equal(place, at[dim]), x, 0.0)
+    return x
+
+
 def _places(indices: Sequence[Any]) -> tuple[tuple[int, ...], tuple[Any, ...]] | None:
     """The indexed axes and their indices; None for masks, whose result has no fixed shape."""
     given = {axis: index for axis, index in enumerate(indices) if index is not None}
@@ -174,6 +184,7 @@ index = register(
     Op(
         "index",
         _index_notation,
+        body=_taken,
         torch=_indexed,
         flops=0,
         gathers=INDEXED,
@@ -181,7 +192,7 @@ index = register(
         aten={"index.Tensor": _index},
         examples=(
             example((6, 4), ids(4, below=6), axes=(0,)),
-            example((2, 4, 6, 2), ids(4, 1, below=4), ids(2, below=6), axes=(1, 2)),
+            example((2, 2, 3, 2), ids(2, 1, below=2), ids(2, below=3), axes=(1, 2)),
             example((4, 2, 6), ids(4, below=4), ids(4, below=6), axes=(0, 2)),
         ),
     )

@@ -7,8 +7,8 @@ its operands, each shifted to its place, and a crop is a padding by less than no
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 from soapstone.errors import OpError
@@ -47,6 +47,10 @@ def _named(shapes: Sequence[Shape | None], attrs: Attrs) -> tuple[list[str], Sha
 
 def _letter(dim: int) -> str:
     return letters(dim + 1)[dim]
+
+
+def _place(at: Mapping[str, int], dim: int) -> int:
+    return at[_letter(dim)]
 
 
 def _slice_notation(shapes: Sequence[Shape | None], attrs: Attrs) -> str:
@@ -205,6 +209,62 @@ pad = register(
 )
 
 
+def _border_notation(shapes: Sequence[Shape | None], attrs: Attrs) -> str:
+    """A padded axis stays whole: it is read by `i0`, `i1`, ..., numbered from the first padded one."""
+    shape, pads = shape_at(shapes, 0), tuple_attr(attrs, "pads")
+    read = letters(len(shape))
+    written = list(read)
+    first = len(shape) - len(pads)
+    for i, (before, after) in enumerate(pads):
+        written[first + i] += f":{shape[first + i] + before + after}!"
+        read[first + i] = f"i{i}!"
+    return notation_of([read], written)
+
+
+_SOURCES: dict[str, Callable[[int, int], int]] = {
+    "reflect": lambda place, size: (size - 1) - abs((size - 1) - abs(place)),
+    "replicate": lambda place, size: min(max(place, 0), size - 1),
+    "circular": lambda place, size: place % size,
+}
+
+
+def _bordered(x: Any, *, pads: Any, mode: str, at: Mapping[str, int], shapes: Sequence[Shape]) -> Any:
+    first = len(shapes[0]) - len(pads)
+    for i, (before, _) in enumerate(pads):
+        place = _SOURCES[mode](_place(at, first + i) - before, shapes[0][first + i])
+        if place != at[f"i{i}"]:
+            return 0.0
+    return x
+
+
+def _border(x: Any, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Call | None:
+    del value
+    pairs = tuple(zip(pad[::2], pad[1::2], strict=True))
+    return Call((x,), {"pads": pairs[::-1], "mode": mode}) if mode in _SOURCES else None
+
+
+pad_border = register(
+    Op(
+        "pad_border",
+        _border_notation,
+        body=_bordered,
+        torch=lambda x, *, pads, mode: F.pad(x, [n for pair in reversed(pads) for n in pair], mode),
+        flops=0,
+        attrs={"pads": (), "mode": "reflect"},
+        aten={
+            "pad.default": _border,
+            **{f"reflection_pad{n}d.default": partial(_border, mode="reflect") for n in (1, 2, 3)},
+            **{f"replication_pad{n}d.default": partial(_border, mode="replicate") for n in (1, 2, 3)},
+        },
+        examples=(
+            example((2, 2, 4), pads=((2, 1),)),
+            example((2, 2, 2, 3), pads=((1, 0), (1, 2)), mode="replicate"),
+            example((2, 2, 4), pads=((1, 2),), mode="circular"),
+        ),
+    )
+)
+
+
 def _triangle(name: str, is_kept: Any) -> Op:
     """A triangle of every matrix, the other one zero; a shard's diagonal is shifted by its place."""
 
@@ -324,10 +384,6 @@ im2col = register(
         ),
     )
 )
-
-
-def _place(at: Mapping[str, int], dim: int) -> int:
-    return at[_letter(dim)]
 
 
 def _slice_scatter_notation(shapes: Sequence[Shape | None], attrs: Attrs) -> str:

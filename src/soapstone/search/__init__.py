@@ -1,0 +1,1 @@
+"""Search: finding a good strategy."""
