@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "boxes.h"
+#include "module.h"
 
 namespace nb = nanobind;
 
@@ -81,4 +82,5 @@ NB_MODULE(_core, module) {
              nb::arg("read").noconvert());
   module.def("grid_overlaps", &soapstone::BoundGridOverlaps, nb::arg("sizes"), nb::arg("degrees"),
              nb::arg("read").noconvert());
+  soapstone::BindTasks(module);
 }

@@ -9,3 +9,92 @@ def overlaps(written: NDArray[np.int64], read: NDArray[np.int64]) -> NDArray[np.
 def grid_overlaps(
     sizes: Sequence[int], degrees: Sequence[int], read: NDArray[np.int64]
 ) -> NDArray[np.int64]: ...
+def simulate(
+    duration_s: NDArray[np.float64],
+    resource: NDArray[np.int32],
+    after_begin: NDArray[np.int64],
+    after: NDArray[np.int32],
+    resource_count: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float]: ...
+
+class Axis:
+    offset: int
+    divisor: int
+    dims: list[int]
+    strides: list[int]
+
+class Access:
+    value: int
+    weight: int
+    inner_node: int
+    inner_output: int
+    is_present: bool
+    is_finishing: bool
+    is_gathered: bool
+    wants_gradient: bool
+    item_bytes: int
+    shape: list[int]
+    axes: list[Axis]
+
+class NodeData:
+    sizes: list[int]
+    is_summed: list[bool]
+    is_shared: list[bool]
+    is_gathered: list[bool]
+    synchronises: bool
+    carried: int
+    flops: float
+    flops_per_s: list[float]
+    operands: list[Access]
+    outputs: list[Access]
+    has_backward: bool
+    writes_gradient: bool
+    is_free_forward: bool
+    is_free_backward: bool
+
+class BlockData:
+    nodes: list[NodeData]
+    needs_backward: bool
+
+class ValueData:
+    item_bytes: int
+    is_differentiable: bool
+    number: int
+
+class WeightData:
+    item_bytes: int
+    number: int
+
+class MachineData:
+    device_count: int
+    link_count: int
+    kind: list[int]
+    link: list[int]
+    bandwidth: list[float]
+    latency: list[float]
+    launch_s: list[float]
+    memory_bytes_per_s: list[float]
+    update_bytes_per_byte: float
+
+class Problem:
+    def __init__(
+        self,
+        machine: MachineData,
+        blocks: list[BlockData],
+        values: list[ValueData],
+        weights: list[WeightData],
+    ) -> None: ...
+
+class PlannedTasks:
+    def __init__(self, problem: Problem) -> None: ...
+    def place(self, block: int, degrees: list[int], copies: int, devices: list[int]) -> bool: ...
+    def flat(
+        self,
+    ) -> tuple[
+        NDArray[np.uint8],
+        NDArray[np.int32],
+        NDArray[np.float64],
+        NDArray[np.int64],
+        NDArray[np.int64],
+        NDArray[np.int32],
+    ]: ...

@@ -30,3 +30,7 @@ class CaptureError(SoapstoneError):
 
 class StrategyError(SoapstoneError):
     """A strategy asks for a split or a device that does not exist."""
+
+
+class PlanError(SoapstoneError):
+    """A plan, or a file of one, is damaged, foreign or cannot be written."""

@@ -20,6 +20,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from soapstone import _core
+from soapstone._core import (
+    Access,
+    Axis,
+    BlockData,
+    MachineData,
+    NodeData,
+    PlannedTasks,
+    Problem,
+    ValueData,
+    WeightData,
+)
+
+__all__ = [
+    "Access",
+    "Axis",
+    "BlockData",
+    "MachineData",
+    "NodeData",
+    "PlannedTasks",
+    "Problem",
+    "ValueData",
+    "WeightData",
+    "grid_overlaps",
+    "overlaps",
+    "simulate",
+]
 
 Boxes: TypeAlias = NDArray[np.int64]
 """Boxes of one rank, `int64[n, d, 2]`."""
@@ -44,3 +70,18 @@ def grid_overlaps(sizes: Sequence[int], degrees: Sequence[int], read: Boxes) -> 
     visited. What a read box covers outside the grid, such as padding, overlaps nothing.
     """
     return _core.grid_overlaps(sizes, degrees, np.ascontiguousarray(read))
+
+
+def simulate(
+    duration_s: NDArray[np.float64],
+    resource: NDArray[np.int32],
+    after_begin: NDArray[np.int64],
+    after: NDArray[np.int32],
+    resource_count: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    """Start and end of every task, and the makespan, by Algorithm 1 of FlexFlow.
+
+    Tasks are numbered in task order; task t waits for `after[after_begin[t]:after_begin[t + 1]]`.
+    `sim.reference` is the specification.
+    """
+    return _core.simulate(duration_s, resource, after_begin, after, resource_count)

@@ -1,4 +1,4 @@
-"""Random graphs: linear, branching, and unrolled with shared weights."""
+"""Random graphs: linear, branching, unrolled with shared weights, and convolutional."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ SIZES = st.sampled_from([2, 4, 6, 8])
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
-    """A small training graph: a stem, a body of one of three forms, and a summed loss."""
+    """A small training graph: an input, a body of one of four forms, and a summed loss."""
     build = GraphBuilder(draw(st.sampled_from(["net", "a b", 'quo"te'])))
-    batch, width = draw(SIZES), draw(SIZES)
-    x = build.input("x", (batch, width))
-    form = draw(st.sampled_from([_linear, _branching, _unrolled]))
-    top = form(draw, build, x, width)
-    (loss,) = build.add("sum", [top], {"dim": (0, 1)}, name="loss")
+    form = draw(st.sampled_from([_linear, _branching, _unrolled, _convolutional]))
+    top = form(draw, build)
+    (loss,) = build.add("sum", [top], {"dim": tuple(range(len(build.values[top].shape)))}, name="loss")
     return build.graph(loss=loss)
+
+
+def _rows(draw: st.DrawFn, build: GraphBuilder) -> tuple[str, int]:
+    """An input of samples that are rows, and their width."""
+    batch, width = draw(SIZES), draw(SIZES)
+    return build.input("x", (batch, width)), width
 
 
 def _layer(build: GraphBuilder, x: str, wide: int, out: int, name: str, weight: str | None = None) -> str:
@@ -27,7 +31,8 @@ def _layer(build: GraphBuilder, x: str, wide: int, out: int, name: str, weight: 
     return y
 
 
-def _linear(draw: st.DrawFn, build: GraphBuilder, x: str, width: int) -> str:
+def _linear(draw: st.DrawFn, build: GraphBuilder) -> str:
+    x, width = _rows(draw, build)
     for i in range(draw(st.integers(1, 4))):
         out = draw(SIZES)
         (x,) = build.add("relu", [_layer(build, x, width, out, f"fc{i}")], name=f"relu{i}")
@@ -35,7 +40,8 @@ def _linear(draw: st.DrawFn, build: GraphBuilder, x: str, width: int) -> str:
     return x
 
 
-def _branching(draw: st.DrawFn, build: GraphBuilder, x: str, width: int) -> str:
+def _branching(draw: st.DrawFn, build: GraphBuilder) -> str:
+    x, width = _rows(draw, build)
     branches = [_layer(build, x, width, draw(SIZES), f"branch{i}") for i in range(draw(st.integers(2, 3)))]
     (joined,) = build.add("concat", branches, {"dim": 1}, name="joined")
     (scaled,) = build.add("mul", [joined, draw(st.sampled_from([0.5, 2, -1.0]))], name="scaled")
@@ -43,9 +49,30 @@ def _branching(draw: st.DrawFn, build: GraphBuilder, x: str, width: int) -> str:
     return added
 
 
-def _unrolled(draw: st.DrawFn, build: GraphBuilder, x: str, width: int) -> str:
+def _unrolled(draw: st.DrawFn, build: GraphBuilder) -> str:
+    x, width = _rows(draw, build)
     weight = build.weight("shared", (width, width))
     for i in range(draw(st.integers(2, 4))):
         step = _layer(build, x, width, width, f"step{i}", weight)
         (x,) = build.add("add", [step, x], name=f"sum{i}")
+    return x
+
+
+def _convolutional(draw: st.DrawFn, build: GraphBuilder) -> str:
+    """Convolutions with halos, some with batch norm or a residual connection, perhaps a pool."""
+    channels, size = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([4, 6]))
+    x = build.input("x", (draw(st.sampled_from([2, 4])), channels, size, size))
+    for i in range(draw(st.integers(1, 3))):
+        out, window = draw(st.sampled_from([2, 4])), draw(st.sampled_from([1, 3]))
+        weight = build.weight(f"conv{i}.weight", (out, channels, window, window))
+        pads = {"ph": window // 2, "pw": window // 2}
+        (y,) = build.add("conv2d", [x, weight, None], pads, name=f"conv{i}")
+        if draw(st.booleans()):
+            scale, shift = build.weight(f"bn{i}.scale", (out,)), build.weight(f"bn{i}.shift", (out,))
+            (y,) = build.add("batch_norm", [y, scale, shift, None, None], name=f"bn{i}")
+        if i and out == channels and draw(st.booleans()):
+            (y,) = build.add("add", [y, x], name=f"residual{i}")
+        x, channels = y, out
+    if draw(st.booleans()):
+        (x,) = build.add("max_pool2d", [x], name="pool")
     return x

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
+from contextlib import redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
-from soapstone.cli.output import console, print_json, progress, scaled
-from soapstone.graph import Graph, printed, to_document
+from soapstone.cli.output import console, progress, scaled
+from soapstone.graph import printed, to_document
+from soapstone.plan import write_text
 
 if TYPE_CHECKING:
     from soapstone.frontends.capture import Captured
@@ -40,49 +45,72 @@ def graph(
     ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Count operators, list no nodes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the graph to a file instead; .json makes it JSON."),
+    ] = None,
 ) -> None:
     """Print the graph of a model: inputs, weights, and every operator with its shapes.
 
     Nothing is trained and no weight is loaded; the zoo's and Hugging Face's models are captured
-    without memory for their weights. Operators that Soapstone does not know are kept whole and
-    named on standard error.
+    without memory for their weights. What you should know about how a model was captured, such as
+    operators that Soapstone does not know and keeps whole, is said on standard error.
+
+    A file of your own defines a function that returns (module, example_inputs), where the module
+    returns its loss; or (module, example_inputs, loss), where the loss is one of the names below or
+    a function of (output, target). An argument `batch` of the function is what --batch says.
 
     Examples:
 
         soapstone graph lenet
         soapstone graph rnnlm:steps=2 --summary
         soapstone graph hf:./my-model --batch 4 --length 512 --json
-        soapstone graph train.py:make_model --loss cross_entropy
+        soapstone graph train.py:make_model --loss cross_entropy -o graph.json
     """
+    if summary and (as_json or output is not None):
+        raise typer.BadParameter("--summary is for reading: leave out --json and --output.")
+    if output is not None and output.is_dir():
+        raise typer.BadParameter(f"{output} is a directory; name a file to write the graph to.")
     captured = _captured(model, tiny, batch, length, loss)
     for note in captured.notes:
         print(f"soapstone: note: {note}", file=sys.stderr)
-    if as_json:
-        print_json(to_document(captured.graph))
-    elif summary:
-        _print_summary(captured.graph)
+    if summary:
+        _print_summary(captured)
+        return
+    wants_json = as_json or (output is not None and output.suffix == ".json")
+    text = _as_json(captured) if wants_json else f"# {_described(captured)}\n{printed(captured.graph)}"
+    if output is None:
+        sys.stdout.write(text)
     else:
-        sys.stdout.write(_header(captured.graph) + printed(captured.graph))
+        write_text(text, output)
 
 
 def _captured(model: str, tiny: bool, batch: int | None, length: int | None, loss: str | None) -> Captured:
-    with progress(f"capturing {model}"):
+    # Standard output is for the graph: what a person's own code prints while it is traced goes elsewhere.
+    with progress(f"capturing {model}"), redirect_stdout(sys.stderr):
         from soapstone.frontends.source import load
 
         return load(model, tiny=tiny, batch=batch, length=length, loss=loss).captured()
 
 
-def _header(graph: Graph) -> str:
+def _as_json(captured: Captured) -> str:
+    document = {**to_document(captured.graph), "notes": list(captured.notes)}
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _described(captured: Captured) -> str:
+    graph, notes = captured.graph, len(captured.notes)
     samples = f", {graph.sample_count} samples a step" if graph.sample_count else ""
+    said = f", {notes} note{'s' if notes > 1 else ''}" if notes else ""
     return (
-        f"# {graph.name}: {scaled(graph.parameter_count)} parameters, {len(graph.nodes)} nodes, "
-        f"{scaled(graph.forward_flops)}flop forward{samples}\n"
+        f"{graph.name}: {scaled(graph.parameter_count)} parameters, {len(graph.nodes)} nodes, "
+        f"{scaled(graph.forward_flops)}flop forward{samples}{said}"
     )
 
 
-def _print_summary(graph: Graph) -> None:
-    screen = console()
-    screen.print(_header(graph)[2:].rstrip())
+def _print_summary(captured: Captured) -> None:
+    screen, graph = console(), captured.graph
+    screen.print(Text(_described(captured)))
     counts = Counter(node.op_name for node in graph.nodes)
     table = Table("operator", box=SIMPLE_HEAD)
     table.add_column("nodes", justify="right")
@@ -92,5 +120,5 @@ def _print_summary(graph: Graph) -> None:
         nodes = [node for node in graph.nodes if node.op_name == name]
         flops = sum(node.op.flop_count(graph.signature(node)) for node in nodes)
         kinds = ", ".join(f"{dim}: {kind}" for dim, kind in graph.kinds(nodes[0]).items())
-        table.add_row(name, str(count), scaled(flops), kinds or "runs whole")
+        table.add_row(Text(name), str(count), scaled(flops), kinds or "runs whole")
     screen.print(table)

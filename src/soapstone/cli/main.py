@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from soapstone import __version__
-from soapstone.cli import graph, machines, models
+from soapstone.cli import graph, machines, models, simulate
 from soapstone.cli.outcome import exit_code
 
 DESCRIPTION = """
@@ -19,6 +19,7 @@ Examples:
     soapstone models                      the models that are built in
     soapstone graph lenet --tiny          what was captured of one of them
     soapstone machine show p100:4x4       a cluster: devices, links, routes
+    soapstone simulate plan.json          one training iteration: time, traffic, memory
 """
 
 app = typer.Typer(
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (models, graph, machines):
+for command in (models, graph, machines, simulate):
     command.register(app)
 
 

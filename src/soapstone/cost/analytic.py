@@ -1,11 +1,12 @@
 """Costs without a device at hand: a roofline for compute, alpha-beta for links.
 
-    compute     launch + max(flops / (peak * most), bytes / (bandwidth * most))
+    compute     the longest of: launching it, flops / (peak * most), bytes / (bandwidth * most)
     transfer    size / bandwidth + latency
     collective  the faster of a ring and a tree of n devices (`collective_s`)
 
-`most` is the fraction of the peak that large operators reach; small ones are dominated by the
-launch. [choice] The fractions stand in until `bench/` has measured them: see docs/decisions/0005.
+`most` is the fraction of the peak that large operators reach. Launches overlap with the work before
+them, so an operator takes the longer of the two and not their sum: a device is kept waiting only by
+operators shorter than a launch. `docs/decisions/0005-analytic-costs.md` has the measurements.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class AnalyticCosts:
     """A roofline with a launch overhead; see the module's docstring."""
 
     most_flops: float = 0.6
-    most_bandwidth: float = 0.75
+    """[measured] bench/efficiency.py: 0.64 to 0.79 for matrix products, 0.40 to 0.63 for convolutions."""
+    most_bandwidth: float = 0.91
+    """[measured] bench/efficiency.py: 0.91 for elementwise operators of 64 MB and more."""
     update_bytes_per_byte: float = 5.0
     """[choice] SGD with momentum reads weight, gradient and momentum and writes two of them."""
 
@@ -36,12 +39,12 @@ class AnalyticCosts:
         arithmetic = work.flops / (kind.peak_flops_per_s_in(work.dtype) * self.most_flops)
         traffic = work.size_bytes / (kind.memory_bandwidth_bytes_per_s * self.most_bandwidth)
         launches = min(work.gradients, _KERNELS_BACKWARD) if work.is_backward else 1
-        return launches * kind.launch_overhead_s + max(arithmetic, traffic)
+        return max(launches * kind.launch_overhead_s, arithmetic, traffic)
 
     def update_s(self, size_bytes: int, kind: DeviceKind) -> float:
         """How long updating this much of a weight takes."""
         traffic = size_bytes * self.update_bytes_per_byte
-        return kind.launch_overhead_s + traffic / (kind.memory_bandwidth_bytes_per_s * self.most_bandwidth)
+        return max(kind.launch_overhead_s, traffic / (kind.memory_bandwidth_bytes_per_s * self.most_bandwidth))
 
 
 def transfer_s(size_bytes: int, bandwidth_bytes_per_s: float, latency_s: float) -> float:

@@ -80,17 +80,20 @@ def capture(
     *,
     samples: int | None = None,
     prefix: str = "",
+    input_names: Sequence[str] = (),
     train: bool = True,
 ) -> Captured:
     """The graph of a module's forward pass on inputs like these.
 
     A scalar float output, if it is the only output, is the loss. `samples` is the number of samples
-    in the inputs (default: the first input's leading size): inputs whose leading axis has that size
-    count samples there. `prefix` is cut off the names of parameters (a wrapper's attribute).
+    in the inputs: an input counts them along its first axis, or along the only one of that size.
+    Without it, the first input's leading size is that number, and only leading axes count. `prefix`
+    is cut off the names of parameters (a wrapper's attribute). Inputs are called `input_names`, or as
+    `forward` calls them.
     """
     notes: list[str] = []
     program = exported(module, inputs, name, notes, train)
-    return _Capture(program, module, name, samples, prefix, notes).captured()
+    return _Capture(program, module, name, samples, prefix, input_names, notes).captured()
 
 
 class _Capture:
@@ -103,14 +106,17 @@ class _Capture:
         name: str,
         samples: int | None,
         prefix: str,
+        input_names: Sequence[str],
         notes: list[str],
     ) -> None:
         self.program, self.module, self.name, self.notes = program, module, name, notes
         self.prefix = prefix
-        self.samples = samples
+        self.samples, self.samples_are_known = samples, samples is not None
+        self.input_names = list(input_names)
         self.built = GraphBuilder(name)
         self.values = self.built.values
         self.constants: dict[str, Tensor] = {}
+        self.constant_names: dict[Handle, str] = {}
         self.env: dict[FxNode, Any] = {}
         self.opaque: dict[str, int] = {}
         self.current: FxNode | None = None
@@ -142,6 +148,8 @@ class _Capture:
         specs = {spec.arg.name: spec for spec in signature.input_specs if hasattr(spec.arg, "name")}
         mutated = set(signature.buffers_to_mutate.values())
         tied = self._tied()
+        parameters = self.module.named_parameters(remove_duplicate=False)
+        trained = {tied[name] for name, parameter in parameters if parameter.requires_grad}
         for node in self.program.graph.nodes:
             if node.op != "placeholder":
                 continue
@@ -150,8 +158,10 @@ class _Capture:
                 self.env[node] = value
                 continue
             match spec.kind:
-                case InputKind.PARAMETER:
+                case InputKind.PARAMETER if tied.get(str(spec.target)) in trained:
                     self.env[node] = self._weight(node, str(spec.target), value, tied)
+                case InputKind.PARAMETER:
+                    self.env[node] = self._buffer(str(spec.target), value, True, tied)
                 case InputKind.BUFFER:
                     kept = bool(spec.persistent) or spec.target in mutated
                     self.env[node] = self._buffer(str(spec.target), value, kept, tied)
@@ -207,11 +217,13 @@ class _Capture:
         return name.removeprefix(self.prefix)
 
     def _input(self, name: str, value: Tensor) -> Handle:
+        (name,) = self.built.fresh(self.input_names.pop(0) if self.input_names else name)
         shape = tuple(int(size) for size in value.shape)
         if self.samples is None and shape:
             self.samples = shape[0]
-        counts = bool(shape) and shape[0] == self.samples
-        declared = Value(name, shape, short(value.dtype), Role.INPUT, samples=0 if counts else None)
+        axes = [axis for axis, size in enumerate(shape) if size == self.samples]
+        counts = axes[:1] == [0] or (self.samples_are_known and len(axes) == 1)
+        declared = Value(name, shape, short(value.dtype), Role.INPUT, samples=axes[0] if counts else None)
         self.values[name] = declared
         return Handle(name, shape, short(value.dtype), declared=declared)
 
@@ -232,6 +244,8 @@ class _Capture:
         target = _target(node)
         if target in _ASSERTIONS:
             return None
+        if _is_empty(node.meta.get("val")):
+            return self._constant(node.name, torch.empty_like(node.meta["val"], device="cpu"))
         args, kwargs = self._arguments(node)
         constants = _handles([*args, *kwargs.values()])
         if all(handle.is_constant for handle in constants) and _foldable(node):
@@ -263,7 +277,7 @@ class _Capture:
         values = node.meta["val"]
         if any(handle.data is None for handle in constants):
             made = [
-                Handle(f"{node.name}_{i}" if i else node.name, tuple(v.shape), short(v.dtype), True)
+                Handle(f"{node.name}.{i}" if i else node.name, tuple(v.shape), short(v.dtype), True)
                 for i, v in enumerate(_as_tuple(values))
             ]
             return made if isinstance(values, list | tuple) else made[0]
@@ -279,7 +293,7 @@ class _Capture:
             result = node.target(*map(real, args), **{k: real(v) for k, v in kwargs.items()})  # type: ignore[operator]
         if isinstance(result, Tensor):
             return self._constant(node.name, result)
-        return [self._constant(f"{node.name}_{i}", part) for i, part in enumerate(result)]
+        return [self._constant(f"{node.name}.{i}", part) for i, part in enumerate(result)]
 
     def _mapped(
         self, node: FxNode, op: Op, target: str, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -398,11 +412,10 @@ class _Capture:
         return operand.name
 
     def _declared_constant(self, handle: Handle) -> str:
-        name = handle.name
-        if name in self.constants or (name in self.values and self.values[name].role is Role.CONSTANT):
-            return name
-        if name in self.values:
-            (name,) = self.built.fresh(name)
+        if handle in self.constant_names:
+            return self.constant_names[handle]
+        (name,) = self.built.fresh(handle.name)
+        self.constant_names[handle] = name
         fill = None if handle.data is None else _fill(handle.data)
         self.values[name] = Value(name, handle.shape, handle.dtype, Role.CONSTANT, fill=fill)
         if handle.data is not None:
@@ -425,6 +438,8 @@ class _Capture:
                     updates[self._bare(str(spec.target))] = str(self._read(handle))
                 case OutputKind.USER_OUTPUT:
                     outputs.append(str(self._read(handle)))
+                case OutputKind.USER_INPUT_MUTATION:
+                    pass  # a batch is not looked at again after its step
                 case other:
                     raise CaptureError(
                         f"model '{self.name}' gives an output of kind {other}, which is not kept"
@@ -505,6 +520,11 @@ def _foldable(node: FxNode) -> bool:
         return False
     values = _as_tuple(node.meta.get("val"))
     return all(isinstance(v, Tensor) and prod(v.shape) <= _LARGEST_FOLD for v in values)
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a result has no elements, and so depends on nothing."""
+    return isinstance(value, Tensor) and prod(value.shape) == 0
 
 
 def _handles(items: Sequence[Any]) -> list[Handle]:

@@ -7,6 +7,7 @@ a handle, or a list of them where ATen returns several, or None to say: not this
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 from soapstone.ops import Attr
@@ -122,6 +123,16 @@ def baddbmm(build: Builder, x: Handle, a: Handle, b: Handle, *, beta: float = 1,
     return build.emit("add", [made, x if beta == 1 else build.emit("mul", [x, beta])[0]])[0]
 
 
+@expands("_weight_norm.default")
+def weight_norm(build: Builder, v: Handle, g: Handle, dim: int = 0) -> Handle:
+    """A direction scaled to a length, both weights: one length for each index of an axis."""
+    axes = tuple(axis for axis in range(len(v.shape)) if axis != dim % len(v.shape))
+    (squares,) = build.emit("square", [v])
+    (total,) = build.emit("sum", [squares], {"dims": axes, "keepdim": True})
+    (scale,) = build.emit("div", [g, build.emit("sqrt", [total])[0]])
+    return build.emit("mul", [v, scale])[0]
+
+
 @expands("outer.default", "ger.default")
 def outer(build: Builder, a: Handle, b: Handle) -> Handle:
     """All products of two vectors' elements."""
@@ -143,6 +154,80 @@ def matmul(build: Builder, a: Handle, b: Handle) -> Handle | None:
     if len(a.shape) == 1:
         shape = (*made.shape[:-2], *shape[len(made.shape) - 1 :])
     return build.emit("reshape", [made], {"shape": shape})[0]
+
+
+@expands("soapstone.expert_linear.default")
+def expert_linear(build: Builder, x: Handle, expert: Handle, w: Handle, transposed: bool) -> Handle:
+    """A token's product with the weights of its expert, as `frontends.huggingface.experts` records it."""
+    return build.emit("expert_linear", [x, expert, w], {"transposed": transposed}, [x.dtype])[0]
+
+
+@expands("_grouped_mm.default", "transformers.grouped_mm_fallback.default")
+def grouped_mm(
+    build: Builder,
+    x: Handle,
+    w: Handle,
+    offs: Handle | None = None,
+    bias: Handle | None = None,
+    out_dtype: object = None,
+) -> Handle | None:
+    """Rows in groups, each with a matrix of its own: a row's group is the number of groups that end
+    before it."""
+    if offs is None or bias is not None or out_dtype is not None or len(x.shape) != 2 or len(w.shape) != 3:
+        return None
+    (rows,) = build.emit("arange", [], {"count": x.shape[0]}, ["i64"])
+    (column,) = build.emit("reshape", [rows], {"shape": (x.shape[0], 1)})
+    (past,) = build.emit("ge", [column, offs], None, ["bool"])
+    (group,) = build.emit("sum", [past], {"dims": (1,)}, ["i64"])
+    return build.emit("expert_linear", [x, group, w], {"transposed": True}, [x.dtype])[0]
+
+
+# -- places that a mask names ---------------------------------------------------------------------------
+
+
+@expands("masked_scatter.default")
+def masked_scatter(build: Builder, x: Handle, mask: Handle, source: Handle) -> Handle:
+    """The source's elements, in order, where the mask is true.
+
+    The n-th true place takes the n-th element: which one follows from a running count. A mask that
+    is the same along the last axes counts rows instead.
+    """
+    same = next((i for i, size in enumerate(reversed(mask.shape)) if size != 1), len(mask.shape))
+    if prod(source.shape) % prod(x.shape[len(x.shape) - same :]):
+        same = 0
+    row = x.shape[len(x.shape) - same :]
+    places = x.shape[: len(x.shape) - same]
+    marked = build.emit("reshape", [mask], {"shape": mask.shape[: len(mask.shape) - same]}, ["bool"])[0]
+    if marked.shape != places:
+        marked = build.emit("expand", [marked], {"size": places}, ["bool"])[0]
+    return _scattered(build, x, marked, source, row)
+
+
+def _scattered(build: Builder, x: Handle, mask: Handle, source: Handle, row: tuple[int, ...]) -> Handle:
+    """Rows of the source, in order, at the places that the mask marks."""
+    count = prod(mask.shape)
+    (flat,) = build.emit("reshape", [mask], {"shape": (count,)}, ["bool"])
+    (seen,) = build.emit("cumsum", [flat], {"dim": 0}, ["i64"])
+    (index,) = build.emit("clamp", [build.emit("sub", [seen, 1], None, ["i64"])[0], 0, None], None, ["i64"])
+    (rows,) = build.emit("reshape", [source], {"shape": (prod(source.shape) // prod(row), *row)})
+    (taken,) = build.emit("index_select", [rows, index], {"dim": 0})
+    (placed,) = build.emit("reshape", [taken], {"shape": x.shape})
+    (marked,) = build.emit("reshape", [mask], {"shape": (*mask.shape, *[1] * len(row))}, ["bool"])
+    return build.emit("where", [marked, placed, x], None, [x.dtype])[0]
+
+
+@expands("index_put.default")
+def masked_put(
+    build: Builder, x: Handle, indices: Sequence[Handle | None], values: Handle, accumulate: bool = False
+) -> Handle | None:
+    """`x[mask] = values`: one value (or row) for all places, or one for each in order."""
+    if accumulate or len(indices) != 1 or indices[0] is None or indices[0].dtype != "bool":
+        return None
+    mask, row = indices[0], x.shape[len(indices[0].shape) :]
+    if len(values.shape) == len(row) + 1 and values.shape[1:] == row and values.shape[0] != 1:
+        return _scattered(build, x, mask, values, row)
+    (marked,) = build.emit("reshape", [mask], {"shape": (*mask.shape, *[1] * len(row))}, ["bool"])
+    return build.emit("where", [marked, values, x], None, [x.dtype])[0]
 
 
 # -- recurrent layers ------------------------------------------------------------------------------
@@ -200,7 +285,8 @@ def _layers(
 ) -> list[Handle]:
     """Layers and directions as nodes of their own; the output sequence, then the last states."""
     directions, each = (2 if bidirectional else 1), (4 if has_biases else 2)
-    sequence, last = x, [list[Handle]() for _ in states]
+    sequence = x
+    last: list[list[Handle]] = [[] for _ in states]
     for layer in range(num_layers):
         made = []
         for direction in range(directions):
@@ -361,6 +447,21 @@ def nll_loss(
     if not _has_labels(x, target, reduction):
         return None
     return _mean_over_labels(build, "nll_sum", (x, target, weight), {}, ignore_index)
+
+
+@expands("soapstone.ctc_loss.default")
+def ctc_loss(
+    build: Builder,
+    x: Handle,
+    target: Handle,
+    frames: Handle,
+    lengths: Handle,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> Handle:
+    """The loss of each sequence, as `frontends.huggingface.forward` records it."""
+    attrs: dict[str, Attr] = {"blank": blank, "zero_infinity": zero_infinity}
+    return build.emit("ctc_each", [x, target, frames, lengths], attrs, [x.dtype])[0]
 
 
 @expands("nll_loss_forward.default", "nll_loss2d_forward.default")

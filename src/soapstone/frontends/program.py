@@ -1,86 +1,169 @@
-"""A module, traced by `torch.export` in training mode.
+"""A module, traced by `torch.export`, as a functional program of fixed shapes.
 
-Two things would get lost in tracing without a word, so they are looked for: a custom
-`autograd.Function` is traced through and its own backward forgotten (refused), and
-`torch.utils.checkpoint` leaves no trace (warned about).
+What tracing would lose without a word is the matter of `fidelity`; here, whatever a graph cannot hold
+ends in one sentence: what, where in the user's code, and what to do.
 """
 
 from __future__ import annotations
 
-import contextlib
-import linecache
-import traceback
+import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
-from torch import nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.fx import Node as FxNode
 
-from soapstone.errors import CaptureError
-
-_OURS = Path(__file__).parent
-_TORCH = Path(torch.__file__).parent
+from soapstone.errors import CaptureError, SoapstoneError
+from soapstone.frontends.fidelity import TAKES_NUMBER, VARIES, complaint_about, faithful, replaced
+from soapstone.frontends.places import place_in_trace, place_of_error
 
 
 def exported(
     module: nn.Module, inputs: Sequence[Any], name: str, notes: list[str], train: bool = True
 ) -> ExportedProgram:
-    """The functional ATen program of a training step's forward pass. Warnings go to `notes`."""
-    was_training = module.training
-    module.train(train)
-    seen: set[str] = set()
-    try:
-        with _watched(seen), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.export.export(module, tuple(inputs), strict=False)
-    except Exception as error:
-        raise CaptureError(_sentence(name, error)) from error
-    finally:
-        module.train(was_training)
-    functions = sorted(item for item in seen if item != _CHECKPOINT)
-    if functions:
-        raise CaptureError(
-            f"model '{name}' uses the custom autograd.Function {functions[0]}, whose backward would be lost:"
-            " write it with differentiable torch operators, or register it as a torch.library custom op"
-        )
-    if _CHECKPOINT in seen:
-        notes.append("activation checkpointing (torch.utils.checkpoint) is not kept: activations are stored")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return program.run_decompositions({})
+    """The functional ATen program of a module's forward pass; what the user should know goes to `notes`.
+
+    With `train`, a module in evaluation mode is put into training mode; one that trains already may
+    have parts that do not, and is taken as it is. Either way it is left as it was.
+    """
+    _refuse_mixed_devices(module, inputs, name)
+    with in_mode(module, train), _quiet():
+        try:
+            with faithful(module, name, notes):
+                program = torch.export.export(module, tuple(inputs), strict=False)
+            program = program.run_decompositions(_BY_STRIDES)
+        except SoapstoneError:
+            raise
+        except Exception as error:
+            raise CaptureError(_sentence(name, error)) from error
+    _refuse_what_a_graph_cannot_hold(program, name)
+    return program
 
 
-_CHECKPOINT = "torch.utils.checkpoint"
-
-
-@contextlib.contextmanager
-def _watched(seen: set[str]) -> Iterator[None]:
-    """Note the use of what tracing would silently lose."""
-    apply = torch.autograd.Function.apply
-    checkpoint = torch.utils.checkpoint.checkpoint
-
-    def noted_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if not cls.__module__.startswith("torch."):
-            seen.add(f"{cls.__module__}.{cls.__qualname__}")
-        return apply.__func__(cls, *args, **kwargs)  # type: ignore[attr-defined]
-
-    def noted_checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.add(_CHECKPOINT)
-        for option in ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug"):
-            kwargs.pop(option, None)
-        return function(*args, **kwargs)
-
-    torch.autograd.Function.apply = classmethod(noted_apply)  # type: ignore[assignment,method-assign]
-    torch.utils.checkpoint.checkpoint = noted_checkpoint
+@contextmanager
+def in_mode(module: nn.Module, train: bool) -> Iterator[None]:
+    """Training or evaluation for a while; parts that are in another mode than the whole stay so."""
+    modes = {part: part.training for part in module.modules()}
+    if module.training != train:
+        module.train(train)
     try:
         yield
     finally:
-        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-        torch.utils.checkpoint.checkpoint = checkpoint
+        for part, training in modes.items():
+            part.training = training
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's own words about a trace that fails: it prints the graph so far."""
+    from torch.export import _trace
+
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), replaced(_trace, "print", lambda *_, **__: None):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _refuse_mixed_devices(module: nn.Module, inputs: Sequence[Any], name: str) -> None:
+    held = {tensor.device for tensor in module.parameters()}
+    given = {tensor.device for tensor in inputs if isinstance(tensor, Tensor) and tensor.ndim}
+    if held and given - held:
+        raise CaptureError(
+            f"model '{name}' has its parameters on {_listed(held)} and example inputs on"
+            f" {_listed(given - held)}: put both on one device"
+        )
+
+
+def _listed(devices: set[torch.device]) -> str:
+    return " and ".join(sorted(map(str, devices)))
+
+
+# -- tensors as memory -------------------------------------------------------------------------------
+#
+# A graph's values have no memory layout, so reads and writes by strides become reads and writes by
+# index.
+
+
+def _as_strided(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
+    return x.reshape(-1).index_select(0, _places(x, size, stride, storage_offset)).reshape(size)
+
+
+def _as_strided_scatter(
+    x: Tensor, values: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
+    places = _places(x, size, stride, storage_offset)
+    return x.reshape(-1).index_put((places,), values.reshape(-1)).reshape(x.shape)
+
+
+def _places(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None) -> Tensor:
+    """The positions, in a contiguous tensor's flat order, of the elements that strides name."""
+    first = 0 if offset is None else offset - x.storage_offset()
+    last = first + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+    if not x.is_contiguous() or first < 0 or last >= x.numel():
+        raise _NotContiguousError
+    places = torch.full((), int(first), device=x.device)
+    for length, step in zip(size, stride, strict=True):
+        places = places.unsqueeze(-1) + step * torch.arange(length, device=x.device)
+    return places.reshape(-1)
+
+
+class _NotContiguousError(Exception):
+    """Strides name elements that the tensor does not hold, or not in the order of its memory."""
+
+
+_BY_STRIDES = {
+    torch.ops.aten.as_strided.default: _as_strided,
+    torch.ops.aten.as_strided_scatter.default: _as_strided_scatter,
+}
+
+
+# -- what a graph cannot hold ------------------------------------------------------------------------
+
+
+def _refuse_what_a_graph_cannot_hold(program: ExportedProgram, name: str) -> None:
+    for node in program.graph.nodes:
+        at = place_in_trace(node.meta.get("stack_trace"))
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise CaptureError(_NESTED.format(name=name, at=at))
+        for value in _values(node):
+            complaint = complaint_about(value)
+            if complaint is not None:
+                raise CaptureError(complaint.format(name=name, at=at))
+    for spec in program.graph_signature.output_specs:
+        if spec.kind.name == "PARAMETER_MUTATION":
+            raise CaptureError(
+                f"model '{name}' changes its parameter '{spec.target}' in its forward pass (as"
+                " nn.Embedding does with max_norm), which is left to the optimizer: do it between steps"
+            )
+
+
+def _values(node: FxNode) -> Sequence[Any]:
+    value = node.meta.get("val")
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+_NESTED = (
+    "model '{name}' holds a graph within its graph{at}, as torch.cond makes it, which cannot be split: write"
+    " it with plain operators, a branch with torch.where"
+)
+_STRIDES = (
+    "model '{name}' calls as_strided{at} on a tensor that is not contiguous, and a graph knows no memory"
+    " layout: call contiguous() first, or use slices"
+)
+_DECIDES = (
+    "model '{name}' decides something from the values of a tensor{at}, which no graph can hold: compute"
+    " both ways and choose with torch.where, or take the decision outside of the model"
+)
 
 
 def _sentence(name: str, error: BaseException) -> str:
@@ -88,26 +171,21 @@ def _sentence(name: str, error: BaseException) -> str:
     root = error
     while root.__cause__ is not None:
         root = root.__cause__
-    place = user_place(root) or user_place(error)
-    at = f" at {place}" if place else ""
-    kind = type(error).__name__ + type(root).__name__
-    if "DataDependent" in kind or "data-dependent" in str(error).lower():
-        return (
-            f"model '{name}' decides something from the values of a tensor{at}, which no graph can hold:"
-            " compute both ways and choose with torch.where, or take the decision outside of the model"
-        )
-    first = next((line.strip() for line in str(root).splitlines() if line.strip()), type(root).__name__)
-    return f"model '{name}' cannot be captured: {type(root).__name__}{at}: {first}"
-
-
-def user_place(error: BaseException) -> str | None:
-    """The innermost line of the user's own code on the way to an error, as `file:line (code)`."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        if frame.filename.startswith("<") or _TORCH in path.parents or path.parent == _OURS:
-            continue
-        if "contextlib" in path.name or "runpy" in path.name or "importlib" in frame.filename:
-            continue
-        code = linecache.getline(frame.filename, frame.lineno or 0).strip()
-        return f"{path.name}:{frame.lineno} ({code})"
-    return None
+    kinds, message = f"{type(error).__name__} {type(root).__name__}", str(root)
+    at = place_of_error(root) or place_of_error(error) or place_in_trace(message)
+    if isinstance(root, _NotContiguousError):
+        return _STRIDES.format(name=name, at=at)
+    if "HigherOrderOp" in kinds:
+        return _NESTED.format(name=name, at=at)
+    if "DynamicOutputShape" in kinds:
+        return VARIES.format(name=name, at=at)
+    if "FakeTensor" in message and isinstance(root, TypeError):
+        return TAKES_NUMBER.format(name=name, at=at)
+    if "DataDependent" in kinds or "data-dependent" in message.lower():
+        return _DECIDES.format(name=name, at=at)
+    first = next((line.strip() for line in message.splitlines() if line.strip()), "")
+    said = f": {first.rstrip('.')}" if first else ""
+    return (
+        f"model '{name}' cannot be traced on its example inputs: {type(root).__name__}{at}{said}"
+        " (does it run on them by itself?)"
+    )

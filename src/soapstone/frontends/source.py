@@ -9,8 +9,9 @@ path/to/file.py:function    a function that returns (module, example_inputs[, lo
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +23,56 @@ from soapstone.frontends import huggingface, pyfile
 from soapstone.frontends.capture import Captured, capture
 from soapstone.frontends.losses import INNER, Loss, WithLoss, with_loss
 from soapstone.frontends.zoo import ZOO, zoo_model
+from soapstone.graph import Graph, Role
+
+_MOST_SAMPLES = 2**31 - 1
+"""[choice] No one trains with more at once, and sizes stay countable."""
+_AT_COMMAS = re.compile(r",(?![^(\[]*[)\]])")
+"""Commas between options, and not within a tuple."""
 
 
 @dataclass(frozen=True)
 class Source:
     """A model to be captured: a module that returns its loss (or outputs), and example inputs.
 
-    `prefix` is what wrapping put before the names of the user's parameters.
+    `prefix` is what wrapping put before the names of the user's parameters; `notes` are what the
+    user should know about how the module was made; `samples` is how many samples the inputs hold,
+    where that is known.
     """
 
     name: str
     module: nn.Module
     inputs: tuple[Tensor, ...]
     prefix: str = ""
+    notes: tuple[str, ...] = ()
+    samples: int | None = None
 
     def captured(self) -> Captured:
         """The graph, its constants and what is to be said about it."""
-        return capture(self.module, self.inputs, self.name, prefix=self.prefix)
+        module = self.module
+        names = module.input_names(len(self.inputs)) if isinstance(module, WithLoss) else ()
+        captured = capture(
+            module, self.inputs, self.name, samples=self.samples, prefix=self.prefix, input_names=names
+        )
+        about = (*_about_loss(captured.graph), *_about_weights(captured.graph))
+        return replace(captured, notes=(*self.notes, *captured.notes, *about))
+
+
+def _about_loss(graph: Graph) -> Iterator[str]:
+    """What stands in the way of training."""
+    if graph.loss is None:
+        yield "the model returns no loss, so it cannot be trained: let it return one, or add one with --loss"
+    elif graph.loss not in graph.differentiable:
+        yield "the loss depends on no weight, so there is nothing to train"
+
+
+def _about_weights(graph: Graph) -> Iterator[str]:
+    """What would stay as it is in training."""
+    weights = [value.name for value in graph.with_role(Role.WEIGHT)]
+    read = {name for node in graph.nodes for name in node.reads}
+    idle = [name for name in weights if name not in read]
+    if idle:
+        yield f"{len(idle)} of {len(weights)} weights take no part on these inputs (the first is '{idle[0]}')"
 
 
 def load(
@@ -57,12 +91,18 @@ def load(
     `devices`). Without `weights` the zoo's and Hugging Face's models are built without memory, on
     the meta device: enough for planning.
     """
-    if batch is not None and batch < 1:
-        raise CaptureError(f"a batch needs at least one sample, not {batch}")
-    if model.startswith("hf:"):
-        return _from_huggingface(model, batch or 8 * devices, length, loss, weights)
+    if batch is not None and not 1 <= batch <= _MOST_SAMPLES:
+        raise CaptureError(f"a batch has at least one sample and at most {_MOST_SAMPLES:,}, not {batch}")
+    is_huggingface = model.startswith("hf:")
     path, _, function = model.rpartition(":")
-    if path.endswith(".py") or "/" in path:
+    is_file = not is_huggingface and (path.endswith(".py") or "/" in path)
+    if length is not None and not is_huggingface:
+        raise CaptureError(f"--length is for Hugging Face models, and '{model}' is none: leave it out")
+    if tiny and (is_huggingface or is_file):
+        raise CaptureError(f"--tiny is for models of the zoo, and '{model}' is none: leave it out")
+    if is_huggingface:
+        return _from_huggingface(model, batch or 8 * devices, length, loss, weights)
+    if is_file:
         return _from_file(Path(path), function, batch, loss)
     if model.endswith(".py"):
         raise CaptureError(f"'{model}' names a file but no function in it: write {model}:function")
@@ -77,13 +117,15 @@ def load(
 def _options(text: str, model: str) -> dict[str, Any]:
     """`steps=2,tiny` as a dict; a bare name means true."""
     found: dict[str, Any] = {}
-    for part in text.split(",") if text else []:
+    for part in _AT_COMMAS.split(text) if text else []:
         key, given, value = part.partition("=")
         if not key.strip().isidentifier():
             raise CaptureError(f"model '{model}': options are written as name=value, not '{part}'")
+        if key.strip() in found:
+            raise CaptureError(f"model '{model}' gives the option '{key.strip()}' twice")
         try:
-            found[key.strip()] = ast.literal_eval(value) if given else True
-        except (ValueError, SyntaxError):
+            found[key.strip()] = ast.literal_eval(value.strip()) if given else True
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
             found[key.strip()] = value
     return found
 
@@ -103,8 +145,14 @@ def _from_zoo(
     small = bool(options.pop("tiny", False)) or tiny
     count = batch or (4 if small else model.batch_per_device) * devices
     with torch.device("cpu" if weights else "meta"):
-        module = model.build(tiny=small, **options)
-        inputs = model.inputs(count, tiny=small, **options)
+        try:
+            module = model.build(tiny=small, **options)
+            inputs = model.inputs(count, tiny=small, **options)
+        except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # more than torch can count
+            told = next(iter(str(error).splitlines()), type(error).__name__)
+            raise CaptureError(
+                f"model '{name}' cannot be made with a batch of {count} and these options: {told}"
+            ) from error
     return Source(name, module, tuple(inputs))
 
 
@@ -114,43 +162,15 @@ def _from_huggingface(
     path = Path(model.removeprefix("hf:"))
     name = path.name if path.is_dir() else path.parent.name or path.stem
     with torch.device("cpu" if weights else "meta"):
-        module, inputs = huggingface.built(path, name, batch, length)
-        if loss is None:
-            wrapped: nn.Module = WithLoss(module, names=tuple(inputs))
-            return Source(name, wrapped, tuple(inputs.values()), INNER)
-        given = {key: value for key, value in inputs.items() if key != "labels"}
-        wrapped, tensors = _named_with_loss(module, given, loss, name)
-    return Source(name, wrapped, tensors, INNER)
+        built = huggingface.built(path, name, batch, length)
+        given = {key: value for key, value in built.inputs.items() if loss is None or key != "labels"}
+        wrapped, tensors = with_loss(built.model, tuple(given.values()), loss, name, tuple(given))
+    return Source(name, wrapped, tensors, INNER, built.notes)
 
 
 def _from_file(path: Path, function: str, batch: int | None, loss: str | Loss | None) -> Source:
-    module, inputs, own = pyfile.called(path, function, batch)
-    chosen = loss or own
-    if isinstance(inputs, Mapping):
-        if chosen is None:
-            return Source(path.stem, WithLoss(module, names=tuple(inputs)), tuple(inputs.values()), INNER)
-        wrapped, tensors = _named_with_loss(module, inputs, chosen, path.stem)
-    else:
-        wrapped, tensors = with_loss(module, inputs, chosen, path.stem)
-    return Source(path.stem, wrapped, tensors, INNER)
-
-
-def _named_with_loss(
-    module: nn.Module, inputs: Mapping[str, Tensor], loss: str | Loss, name: str
-) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """`with_loss` for a module whose inputs go by name."""
-    by_position = _Named(module, tuple(inputs))
-    wrapped, tensors = with_loss(by_position, tuple(inputs.values()), loss, name)
-    assert isinstance(wrapped, WithLoss)
-    return WithLoss(module, wrapped.loss, tuple(inputs)), tensors
-
-
-class _Named(nn.Module):
-    """A module called by position that calls another by name."""
-
-    def __init__(self, inner: nn.Module, names: tuple[str, ...]) -> None:
-        super().__init__()
-        self.inner, self.names = inner, names
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.inner(**dict(zip(self.names, inputs, strict=True)))
+    made = pyfile.called(path, function, batch)
+    chosen = made.loss if loss is None else loss
+    wrapped, tensors = with_loss(made.module, made.inputs, chosen, path.stem, made.names)
+    known = made.batch is not None and any(made.batch in tensor.shape for tensor in tensors)
+    return Source(path.stem, wrapped, tensors, INNER, samples=made.batch if known else None)

@@ -40,6 +40,13 @@ _MIX_64 = ((30, _signed(0xBF58476D1CE4E5B9, 64)), (27, _signed(0x94D049BB133111E
 _MIX_32 = ((16, _signed(0x7FEB352D, 32)), (15, _signed(0x846CA68B, 32)), (16, 1))
 
 
+def _mixed_number(x: int) -> int:
+    """splitmix64's output for a number."""
+    for shift, factor in _MIX_64:
+        x = ((x ^ (x >> shift)) * factor) % 2**64
+    return x
+
+
 def _mixed(x: Tensor, rounds: Sequence[tuple[int, int]], width: int) -> Tensor:
     """`x`, mixed in place."""
     for shift, factor in rounds:
@@ -57,8 +64,7 @@ def bits(
     for size, interval in zip(sizes[:-1], box[:-1], strict=True):
         place = torch.arange(*interval, device=rows.device)
         rows = rows.unsqueeze(-1) * size + place
-    keys = _mixed((rows + _signed(seed, 64)) * _GOLDEN_64, _MIX_64, 64)
-    keys = _mixed(keys + _signed(seed * _GOLDEN_64 + 1, 64), _MIX_64, 64)
+    keys = _mixed(rows * _GOLDEN_64 + _signed(_mixed_number((seed + _GOLDEN_64) % 2**64), 64), _MIX_64, 64)
     if not sizes:
         return keys.to(torch.int32)
     columns = torch.arange(*box[-1], dtype=torch.int32, device=rows.device) * _GOLDEN_32

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 from typing import Any, Literal
 
@@ -111,6 +111,7 @@ class Op:
     gathers     dims read only where an index operand points
     statistics  what it computes over a dim that may nevertheless be split
     random      whether it draws random numbers, from the shard's seed and global coordinates
+    is_view     whether torch computes it without touching an element
     is_opaque   whether it stands for an operator that only torch knows
     needs_grad  False when nothing can be differentiated through it
     aten        ATen overloads it stands for, each with a function from ATen's arguments to a Call (it
@@ -133,6 +134,7 @@ class Op:
     gathers: tuple[str, ...] = ()
     statistics: Statistics | None = None
     random: bool = False
+    is_view: bool = False
     is_opaque: bool = False
     needs_grad: bool = True
     aten: Mapping[str, Capture | None] = field(default_factory=dict)
@@ -332,11 +334,13 @@ def _symbols(signature: Signature, operands: Iterable[int]) -> list[str | None]:
     return [None if signature.shapes[i] is None else f"x{i}" for i in operands]
 
 
+@cache
 def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [p for p in inspect.signature(function).parameters.values() if p.kind in kinds]
 
 
+@cache
 def _keywords(function: Callable[..., Any]) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     return [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]

@@ -38,7 +38,7 @@ def lookup(name: str) -> Op:
 
 
 def claimants(overload: str) -> tuple[Op, ...]:
-    """The operators that may stand for an ATen overload such as `relu.default`; the first whose capture answers does."""
+    """The operators that may stand for an ATen overload (`relu.default`): the first whose capture answers."""
     return tuple(_ATEN.get(overload, ()))
 
 

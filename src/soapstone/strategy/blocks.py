@@ -115,25 +115,25 @@ def _follows(signature: Signature) -> bool:
 
 
 def position_fits(signature: Signature, operand: int) -> bool:
-    """Whether a box of this operand can be a shard: each axis is a dim or a product of dims, and
-    every dim of the node shows in it."""
-    access = signature.operands[operand]
-    if access is None:
+    """Whether a box of this operand can be a shard: the axes are dims or products of dims, all of the
+    operand is read (a slice or a join reads less, or writes more), and every dim shows in it once."""
+    access, shape = signature.operands[operand], signature.shapes[operand]
+    if access is None or shape is None:
         return False
-    shown = {dim for axis in access for dim in axis.dims}
-    if any(size > 1 and dim not in shown for dim, size in signature.sizes.items()):
+    shown = [dim for axis in access for dim in axis.dims]
+    if any(shown.count(dim) != 1 for dim, size in signature.sizes.items() if size > 1):
         return False
-    return all(_is_plain(axis, signature) for axis in access)
+    return all(_is_plain(axis, size, signature) for axis, size in zip(access, shape, strict=True))
 
 
-def _is_plain(axis: Affine, signature: Signature) -> bool:
-    """An axis indexed by one dim, or by several with the strides of a factored axis."""
+def _is_plain(axis: Affine, size: int, signature: Signature) -> bool:
+    """An axis indexed by one dim, or by several with the strides of a factored axis, from end to end."""
     stride = 1
     for dim, coefficient in reversed(axis.terms):
         if coefficient != stride:
             return False
         stride *= signature.sizes[dim]
-    return axis.const == 0 and axis.divisor == 1
+    return axis.const == 0 and axis.divisor == 1 and stride == size
 
 
 def _depend(before: list[set[int]], number: int, needed: set[int]) -> None:

@@ -12,8 +12,8 @@ from functools import cached_property
 
 from soapstone.errors import StrategyError
 from soapstone.graph import Graph, Node
-from soapstone.ops.box import Box
-from soapstone.ops.signature import IterationBox
+from soapstone.ops.box import Box, Interval, contains
+from soapstone.ops.signature import IterationBox, Signature
 from soapstone.strategy.blocks import Block, follower_box
 
 
@@ -41,6 +41,14 @@ class Layout:
         """What each shard writes of an output."""
         signature = self.graph.signature(self.block.nodes[node])
         return tuple(signature.write(output, box) for box in self.boxes[node])
+
+    def alike(self, node: int) -> tuple[tuple[int, ...], ...]:
+        """The shards, put together where they compute the same part of a node: the followers of a
+        split sum work side by side, as copies do."""
+        groups: dict[tuple[Interval, ...], list[int]] = {}
+        for shard, box in enumerate(self.boxes[node]):
+            groups.setdefault(tuple(box.values()), []).append(shard)
+        return tuple(map(tuple, groups.values()))
 
     @cached_property
     def summands(self) -> tuple[int, ...]:
@@ -86,6 +94,8 @@ def _layout(graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout | 
         if len(kept) < len(boxes):
             return f"a shard would cut across the factored axes of '{node.name}'"
         rows.append(tuple(kept))
+        if not _is_at_hand(inner, node, rows[-1], written):
+            return f"a shard of '{node.name}' would read what another shard of the block wrote"
         written |= _written(graph, node, rows[-1])
     return Layout(graph, block, dict(degrees), tuple(rows))
 
@@ -93,6 +103,21 @@ def _layout(graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout | 
 def _written(graph: Graph, node: Node, boxes: tuple[IterationBox, ...]) -> dict[str, tuple[Box, ...]]:
     signature = graph.signature(node)
     return {name: tuple(signature.write(i, box) for box in boxes) for i, name in enumerate(node.outputs)}
+
+
+def _is_at_hand(
+    signature: Signature,
+    node: Node,
+    boxes: tuple[IterationBox, ...],
+    written: Mapping[str, tuple[Box, ...]],
+) -> bool:
+    """Whether each shard reads of the block's own values only what it wrote itself."""
+    return all(
+        contains(own, signature.read(i, box).box)
+        for i, operand in enumerate(node.operands)
+        if isinstance(operand, str) and operand in written
+        for own, box in zip(written[operand], boxes, strict=True)
+    )
 
 
 def layouts(graph: Graph, block: Block, parts: int) -> Iterator[Layout]:

@@ -7,7 +7,7 @@ computing the same shard more than once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -51,6 +51,10 @@ class Placement:
     def devices_of(self, shard: int) -> tuple[int, ...]:
         """Where the copies of a shard run."""
         return self.devices[shard * self.copies : (shard + 1) * self.copies]
+
+    def devices_of_all(self, shards: Iterable[int]) -> tuple[int, ...]:
+        """Where the copies of some shards run, each device once."""
+        return tuple(dict.fromkeys(device for shard in shards for device in self.devices_of(shard)))
 
 
 def placed(degrees: Mapping[str, int], devices: Sequence[int], copies: int = 1) -> Placement:

@@ -57,5 +57,5 @@ class Strategy:
                     raise StrategyError(
                         f"block '{name}' is placed on device {device}; the machine has 0 to {last}"
                     )
-        assert self.layouts
+        assert self.layouts.keys() == set(names)
         return self

@@ -17,8 +17,7 @@ the order of building nor an incremental change can alter the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import pairwise, product
 from typing import Protocol
 
@@ -27,18 +26,13 @@ from soapstone.cost.work import Work, work_of
 from soapstone.graph import ITEM_BYTES, Graph, Role
 from soapstone.machine import DeviceKind, Machine
 from soapstone.ops.box import Box, Interval, contains, intersection, volume
-from soapstone.strategy.blocks import Block, free_values
-from soapstone.strategy.layout import Layout
-from soapstone.strategy.placement import Placement
+from soapstone.strategy.blocks import free_values
 from soapstone.strategy.strategy import Strategy
-from soapstone.tasks.exchange import Exchange, Move, Pattern, Sink, Source, exchange
-from soapstone.tasks.segments import Segments, segmented
-from soapstone.tasks.task import Key, Task, TaskGraph, TaskKind
-
-FORWARD, BACKWARD, UPDATE = 0, 1, 2
-"""First number of a key: the pass."""
-COMPUTE, SEAM, VALUE, WEIGHT = 0, 1, 2, 3
-"""Third number of a key: what the task belongs to."""
+from soapstone.tasks.buffers import Ends, Ledger, Slot, nothing
+from soapstone.tasks.exchange import Move, Pattern, Sink, Source, exchange
+from soapstone.tasks.placed import BACKWARD, FORWARD, SEAM, UPDATE, VALUE, WEIGHT, Placed
+from soapstone.tasks.segments import Seam, segmented
+from soapstone.tasks.task import BufferKind, Key, Task, TaskGraph, TaskKind
 
 
 class Costs(Protocol):
@@ -56,21 +50,8 @@ def task_graph(strategy: Strategy, machine: Machine, costs: Costs) -> TaskGraph:
     return _Builder(strategy.checked(machine), machine, costs).built()
 
 
-@dataclass(frozen=True)
-class _Placed:
-    """A block with all that follows from its placement."""
-
-    number: int
-    block: Block
-    layout: Layout
-    placement: Placement
-    segments: Segments
-
-    def shards(self) -> Iterator[tuple[int, int, int]]:
-        """All (shard, copy, device)."""
-        for shard in range(self.layout.parts):
-            for copy, device in enumerate(self.placement.devices_of(shard)):
-                yield shard, copy, device
+_Giver = tuple[Placed, int, tuple[int, ...]]
+"""Those that give a gradient: a block, a segment of it, and the shards that compute the same part."""
 
 
 class _Builder:
@@ -81,7 +62,7 @@ class _Builder:
         self.machine, self.costs = machine, costs
         self.free = free_values(strategy.graph)
         self.placed = [
-            _Placed(i, block, layout, placement, segmented(layout, placement))
+            Placed(i, len(strategy.blocks), block, layout, placement, segmented(layout, placement))
             for i, block in enumerate(strategy.blocks)
             for layout, placement in [(strategy.layouts[block.name], strategy.placements[block.name])]
         ]
@@ -91,15 +72,19 @@ class _Builder:
         }
         self.tasks: dict[Key, Task] = {}
         self.after: dict[Key, set[Key]] = {}
+        self.ledger = Ledger(self.graph)
 
     def built(self) -> TaskGraph:
         for placed in self.placed:
+            self.ledger.activations(placed)
             self._compute(placed)
-        for number, name in enumerate(self.graph.values):
-            if name in self.home and name not in self.free:
+        self.ledger.inputs(self.placed, self.free)
+        for number, name in enumerate(self.graph.producers):
+            if name in self.home:
                 self._value(number, name)
-        for number, value in enumerate(self.graph.with_role(Role.WEIGHT)):
-            self._weight(number, value.name)
+        read = dict.fromkeys(name for node in self.graph.nodes for name in node.reads)
+        for number, name in enumerate(name for name in read if self.graph.value(name).role is Role.WEIGHT):
+            self._weight(number, name)
         ordered = sorted(self.tasks)
         tasks = tuple(
             Task(
@@ -111,7 +96,7 @@ class _Builder:
         resources = [device.name for device in self.machine.devices] + [
             link.name for link in self.machine.links
         ]
-        return TaskGraph(tasks, tuple(resources))
+        return TaskGraph(tasks, tuple(resources), self.ledger.buffers())
 
     # -- adding -------------------------------------------------------------------------------------
 
@@ -124,44 +109,34 @@ class _Builder:
     def _wait(self, key: Key, before: Iterable[Key]) -> None:
         self.after.setdefault(key, set()).update(before)
 
-    def _forward(self, placed: _Placed, segment: int, shard: int, copy: int) -> Key:
-        return (FORWARD, placed.number, COMPUTE, segment, shard, copy)
-
-    def _backward(self, placed: _Placed, segment: int, shard: int, copy: int) -> Key:
-        """The key of the backward task of a segment; segments run the other way."""
-        back = placed.segments.count - 1 - segment
-        return (BACKWARD, len(self.placed) - 1 - placed.number, COMPUTE, back, shard, copy)
-
     # -- compute ------------------------------------------------------------------------------------
 
-    def _compute(self, placed: _Placed) -> None:
+    def _compute(self, placed: Placed) -> None:
         last = placed.segments.count - 1
         for shard, copy, device in placed.shards():
             for segment in range(placed.segments.count):
                 self._segment(placed, segment, shard, copy, device, backward=False)
                 if segment:
-                    key = self._forward(placed, segment, shard, copy)
-                    self._wait(key, [self._forward(placed, segment - 1, shard, copy)])
+                    key = placed.forward(segment, shard, copy)
+                    self._wait(key, [placed.forward(segment - 1, shard, copy)])
             if not self.needs_backward[placed.number]:
                 continue
             for segment in range(last, -1, -1):
                 self._segment(placed, segment, shard, copy, device, backward=True)
                 before = (
-                    self._forward(placed, last, shard, copy)
+                    placed.forward(last, shard, copy)
                     if segment == last
-                    else self._backward(placed, segment + 1, shard, copy)
+                    else placed.backward(segment + 1, shard, copy)
                 )
-                self._wait(self._backward(placed, segment, shard, copy), [before])
+                self._wait(placed.backward(segment, shard, copy), [before])
         for segment, seams in enumerate(placed.segments.seams):
             for number, seam in enumerate(seams):
-                self._seam(placed, segment, number, list(seam.sources), list(seam.sinks), seam.item_bytes)
+                self._seam(placed, segment, number, seam, backward=False)
                 if seam.is_mutual and self.needs_backward[placed.number]:
-                    self._seam_back(
-                        placed, segment, number, list(seam.sources), list(seam.sinks), seam.item_bytes
-                    )
+                    self._seam(placed, segment, number, seam, backward=True)
 
     def _segment(
-        self, placed: _Placed, segment: int, shard: int, copy: int, device: int, *, backward: bool
+        self, placed: Placed, segment: int, shard: int, copy: int, device: int, *, backward: bool
     ) -> None:
         kind = self.machine.devices[device].kind
         duration_s = 0.0
@@ -174,57 +149,42 @@ class _Builder:
             )
             if work is not None:
                 duration_s += part.share * self.costs.compute_s(work, kind)
-        key = (self._backward if backward else self._forward)(placed, segment, shard, copy)
+        key = (placed.backward if backward else placed.forward)(segment, shard, copy)
         which = TaskKind.BACKWARD if backward else TaskKind.FORWARD
-        name = _shard_name(placed, shard, copy, segment)
+        name = placed.name_of(shard, copy, segment)
         self._add(key, which, f"{name} {which}", self.machine.devices[device].name, duration_s)
 
-    def _seam(
-        self, placed: _Placed, segment: int, number: int, sources: list[Source], sinks: list[Sink], item: int
-    ) -> None:
-        """What shards of a block tell each other after a segment, on the way forward."""
+    def _seam(self, placed: Placed, segment: int, number: int, seam: Seam, *, backward: bool) -> None:
+        """What shards of a block tell each other after a segment; its gradient on the way back."""
+        key = placed.backward if backward else placed.forward
+        before, then = (segment + 1, segment) if backward else (segment, segment + 1)
 
         def gives(source: int, device: int) -> list[Key]:
-            return [self._forward(placed, segment, source, c) for c in _copies(placed, source, device)]
+            return [key(before, shard, copy) for shard, copy in placed.on(device, seam.behind[source])]
 
         def takes(sink: int) -> list[Key]:
             return [
-                self._forward(placed, segment + 1, shard, copy)
-                for shard, copy, device in placed.shards()
-                if device == sinks[sink].device
-                and intersection(sources[shard].box, sinks[sink].box) is not None
+                key(then, shard, copy)
+                for source, shards in zip(seam.sources, seam.behind, strict=True)
+                if intersection(source.box, seam.sinks[sink].box) is not None
+                for shard, copy in placed.on(seam.sinks[sink].device, shards)
             ]
 
-        base = (FORWARD, placed.number, SEAM, segment, number)
-        self._moved(
-            base, exchange(sources, sinks, self.machine), item, f"{placed.block.name} sums", gives, takes
-        )
-
-    def _seam_back(
-        self, placed: _Placed, segment: int, number: int, sources: list[Source], sinks: list[Sink], item: int
-    ) -> None:
-        """The gradient of what crossed a seam, on the way back."""
-
-        def gives(source: int, device: int) -> list[Key]:
-            return [self._backward(placed, segment + 1, source, c) for c in _copies(placed, source, device)]
-
-        def takes(sink: int) -> list[Key]:
+        def holds(source: int, device: int) -> list[Slot]:
+            value = placed.block.leader.outputs[number]
             return [
-                self._backward(placed, segment, shard, copy)
-                for shard, copy, device in placed.shards()
-                if device == sinks[sink].device
-                and intersection(sources[shard].box, sinks[sink].box) is not None
+                self.ledger.written[placed.number, shard, copy, value]
+                for shard, copy in placed.on(device, seam.behind[source])
             ]
 
-        base = (
-            BACKWARD,
-            len(self.placed) - 1 - placed.number,
-            SEAM,
-            placed.segments.count - 1 - segment,
-            number,
-        )
-        what = f"{placed.block.name} sums' gradients"
-        self._moved(base, exchange(sources, sinks, self.machine), item, what, gives, takes)
+        if backward:
+            back, what = placed.segments.count - 1 - segment, "sums' gradients"
+            base = (BACKWARD, placed.from_last, SEAM, back, number)
+        else:
+            base, what = (FORWARD, placed.number, SEAM, segment, number), "sums"
+        what = f"{placed.block.name} {what}"
+        ends = Ends(gives, takes, nothing if seam.is_mutual else holds, nothing)
+        self._moved(base, what, seam.item_bytes, seam.sources, seam.sinks, ends)
 
     # -- values -------------------------------------------------------------------------------------
 
@@ -248,7 +208,7 @@ class _Builder:
             self._value_backward(number, name, writer, node, boxes, readers)
 
     def _written(
-        self, writer: _Placed, node: int, boxes: Sequence[Box]
+        self, writer: Placed, node: int, boxes: Sequence[Box]
     ) -> tuple[list[Source], list[list[tuple[int, int]]]]:
         """The sources that a value's shards are, and the (shard, copy) pairs behind each."""
         summed = node > 0 or not writer.layout.is_partial or bool(writer.block.followers)
@@ -257,7 +217,7 @@ class _Builder:
             summand = 0 if summed else writer.layout.summands[shard]
             behind.setdefault((summand, boxes[shard]), []).append((shard, copy))
         sources = [
-            Source(summand, box, tuple(writer.placement.devices_of(s)[c] for s, c in held))
+            Source(summand, box, writer.placement.devices_of_all(s for s, _ in held))
             for (summand, box), held in sorted(behind.items())
         ]
         return sources, [held for _, held in sorted(behind.items())]
@@ -266,26 +226,30 @@ class _Builder:
         self,
         number: int,
         name: str,
-        writer: _Placed,
+        writer: Placed,
         node: int,
         boxes: Sequence[Box],
-        readers: Sequence[tuple[_Placed, int, int]],
+        readers: Sequence[tuple[Placed, int, int]],
     ) -> None:
         sources, behind = self._written(writer, node, boxes)
         wanted: dict[tuple[int, Box], set[Key]] = {}
+        kept: dict[tuple[int, Box], set[Key]] = {}
         for placed, n, i in readers:
             segment = placed.segments.reads_in[n]
             reads = placed.layout.reads(n, i)
+            is_kept = i in self.ledger.kept(placed.block.nodes[n]).operands
             for shard, copy, device in placed.shards():
                 box = reads[shard]
                 if box is not None:
-                    wanted.setdefault((device, box), set()).add(self._forward(placed, segment, shard, copy))
+                    wanted.setdefault((device, box), set()).add(placed.forward(segment, shard, copy))
+                if box is not None and is_kept:
+                    kept.setdefault((device, box), set()).add(placed.backward(segment, shard, copy))
         sinks = [Sink(box, device) for device, box in sorted(wanted)]
         segment = writer.segments.writes_in[node]
 
         def gives(source: int, device: int) -> list[Key]:
             return [
-                self._forward(writer, segment, shard, copy)
+                writer.forward(segment, shard, copy)
                 for shard, copy in behind[source]
                 if writer.placement.devices_of(shard)[copy] == device
             ]
@@ -293,87 +257,123 @@ class _Builder:
         def takes(sink: int) -> list[Key]:
             return sorted(wanted[sinks[sink].device, sinks[sink].box])
 
+        def holds(source: int, device: int) -> list[Slot]:
+            return [
+                self.ledger.written[writer.number, shard, copy, name]
+                for shard, copy in behind[source]
+                if writer.placement.devices_of(shard)[copy] == device
+            ]
+
+        def keeps(sink: int) -> set[Key]:
+            return kept.get((sinks[sink].device, sinks[sink].box), set())
+
         item = ITEM_BYTES[self.graph.value(name).dtype]
         base = (FORWARD, writer.number, VALUE, number)
-        self._moved(base, exchange(sources, sinks, self.machine), item, name, gives, takes)
+        self._moved(base, name, item, sources, sinks, Ends(gives, takes, holds, keeps))
 
     def _value_backward(
         self,
         number: int,
         name: str,
-        writer: _Placed,
+        writer: Placed,
         node: int,
         boxes: Sequence[Box],
-        readers: Sequence[tuple[_Placed, int, int]],
+        readers: Sequence[tuple[Placed, int, int]],
     ) -> None:
         sources: list[Source] = []
-        behind: list[tuple[_Placed, int, int]] = []
+        behind: list[_Giver] = []
         for placed, n, i in readers:
-            if not self.needs_backward[placed.number]:
-                continue
-            for shard, box in enumerate(placed.layout.reads(n, i)):
-                if box is not None:
-                    sources.append(Source(len(sources), box, placed.placement.devices_of(shard)))
-                    behind.append((placed, placed.segments.reads_in[n], shard))
+            for shards, box in self._gradients(placed, n, i):
+                sources.append(Source(len(sources), box, placed.placement.devices_of_all(shards)))
+                behind.append((placed, placed.segments.reads_in[n], shards))
         wanted: dict[tuple[int, Box], set[Key]] = {}
         segment = writer.segments.writes_in[node]
         for shard, copy, device in writer.shards():
-            wanted.setdefault((device, boxes[shard]), set()).add(self._backward(writer, segment, shard, copy))
+            wanted.setdefault((device, boxes[shard]), set()).add(writer.backward(segment, shard, copy))
         sinks = [Sink(box, device) for device, box in sorted(wanted)]
 
         def gives(source: int, device: int) -> list[Key]:
-            placed, inner, shard = behind[source]
-            return [self._backward(placed, inner, shard, c) for c in _copies(placed, shard, device)]
+            placed, inner, shards = behind[source]
+            return [placed.backward(inner, shard, copy) for shard, copy in placed.on(device, shards)]
 
         def takes(sink: int) -> list[Key]:
             return sorted(wanted[sinks[sink].device, sinks[sink].box])
 
         item = ITEM_BYTES[self.graph.value(name).dtype]
-        base = (BACKWARD, len(self.placed) - 1 - writer.number, VALUE, number)
-        self._moved(base, exchange(sources, sinks, self.machine), item, f"{name} gradient", gives, takes)
+        slots: dict[tuple[int, int], Slot] = {}
+
+        def holds(source: int, device: int) -> list[Slot]:
+            if (source, device) not in slots:
+                size_bytes = volume(sources[source].box) * item
+                slots[source, device] = self.ledger.hold(
+                    BufferKind.GRADIENT, device, size_bytes, gives(source, device)
+                )
+            return [slots[source, device]]
+
+        base = (BACKWARD, writer.from_last, VALUE, number)
+        ends = Ends(gives, takes, holds, nothing, BufferKind.GRADIENT)
+        self._moved(base, f"{name} gradient", item, sources, sinks, ends)
+
+    def _gradients(self, placed: Placed, node: int, operand: int) -> list[tuple[tuple[int, ...], Box]]:
+        """The boxes of an operand whose gradient a node computes, each with the shards that do."""
+        if not any(name in self.graph.differentiable for name in placed.block.nodes[node].outputs):
+            return []
+        reads = placed.layout.reads(node, operand)
+        return [
+            (shards, box)
+            for shards in placed.layout.alike(node)
+            for box in [reads[shards[0]]]
+            if box is not None
+        ]
 
     # -- weights ------------------------------------------------------------------------------------
 
     def _weight(self, number: int, name: str) -> None:
         """The gradients of a weight summed among its holders, and its updates."""
         read = [
-            (placed, placed.segments.reads_in[n], shard, box)
+            (placed, placed.segments.reads_in[n], shards, box)
             for placed in self.placed
             for n, node in enumerate(placed.block.nodes)
             for i, operand in enumerate(node.operands)
             if operand == name
-            for shard, box in enumerate(placed.layout.reads(n, i))
-            if box is not None
+            for shards, box in self._gradients(placed, n, i)
         ]
         if not read or name not in self.graph.differentiable:
             return
         item = ITEM_BYTES[self.graph.value(name).dtype]
         held: dict[int, int] = {}
-        last = len(self.placed) - 1 - min(placed.number for placed, _, _, _ in read)
+        made_by: dict[int, set[Key]] = {}
+        last = max(placed.from_last for placed, _, _, _ in read)
         for p, piece in enumerate(_pieces({box for _, _, _, box in read})):
             givers = [
-                (placed, segment, shard) for placed, segment, shard, box in read if contains(box, piece)
+                (placed, segment, shards) for placed, segment, shards, box in read if contains(box, piece)
             ]
             sources = [
-                Source(i, piece, placed.placement.devices_of(shard))
-                for i, (placed, _, shard) in enumerate(givers)
+                Source(i, piece, placed.placement.devices_of_all(shards))
+                for i, (placed, _, shards) in enumerate(givers)
             ]
             holders = sorted({device for source in sources for device in source.devices})
             for device in holders:
                 held[device] = held.get(device, 0) + volume(piece) * item
 
-            def gives(source: int, device: int, givers: list[tuple[_Placed, int, int]] = givers) -> list[Key]:
-                placed, segment, shard = givers[source]
-                return [self._backward(placed, segment, shard, c) for c in _copies(placed, shard, device)]
+            def gives(source: int, device: int, givers: list[_Giver] = givers) -> list[Key]:
+                placed, segment, shards = givers[source]
+                return [placed.backward(segment, shard, copy) for shard, copy in placed.on(device, shards)]
 
             def takes(sink: int, holders: list[int] = holders) -> list[Key]:
                 return [(UPDATE, number, holders[sink])]
 
             sinks = [Sink(piece, device) for device in holders]
             base = (BACKWARD, last, WEIGHT, number, p)
-            self._moved(base, exchange(sources, sinks, self.machine), item, f"{name} gradient", gives, takes)
+            ends = Ends(gives, takes, nothing, nothing)
+            self._moved(base, f"{name} gradient", item, sources, sinks, ends)
+            for source in range(len(sources)):
+                for device in sources[source].devices:
+                    made_by.setdefault(device, set()).update(gives(source, device))
         for device, size_bytes in held.items():
             key = (UPDATE, number, device)
+            self.ledger.hold(BufferKind.WEIGHT, device, size_bytes)
+            self.ledger.hold(BufferKind.WEIGHT_GRADIENT, device, size_bytes, made_by[device], [key])
             duration_s = self.costs.update_s(size_bytes, self.machine.devices[device].kind)
             self._add(key, TaskKind.UPDATE, f"{name} update", self.machine.devices[device].name, duration_s)
 
@@ -382,24 +382,27 @@ class _Builder:
     def _moved(
         self,
         base: Key,
-        found: Exchange,
-        item_bytes: int,
         what: str,
-        gives: Gives,
-        takes: Takes,
+        item_bytes: int,
+        sources: Sequence[Source],
+        sinks: Sequence[Sink],
+        ends: Ends,
     ) -> None:
         """The tasks of an exchange, between those that give and those that take."""
+        found = exchange(sources, sinks, self.machine)
         for source, sink in found.local:
-            for key in takes(sink):
-                self._wait(key, gives(source, found.sink_devices[sink]))
+            for key in ends.takes(sink):
+                self._wait(key, ends.gives(source, sinks[sink].device))
+        keys: list[list[Key]] = []
         for number, move in enumerate(found.moves):
-            before = {key for source, device in move.sources for key in gives(source, device)}
-            keys = self._move(base, number, move, item_bytes, what)
-            for key in keys:
+            keys.append(self._move(base, number, move, item_bytes, what))
+            before = {key for source, device in move.sources for key in ends.gives(source, device)}
+            for key in keys[-1]:
                 self._wait(key, before)
             for sink in move.sinks:
-                for key in takes(sink):
-                    self._wait(key, keys)
+                for key in ends.takes(sink):
+                    self._wait(key, keys[-1])
+        self.ledger.exchanged(found, sources, sinks, item_bytes, keys, ends)
 
     def _move(self, base: Key, number: int, move: Move, item_bytes: int, what: str) -> list[Key]:
         size_bytes = move.elements * item_bytes
@@ -429,37 +432,12 @@ class _Builder:
         return keys
 
 
-class Gives(Protocol):
-    """The tasks after which a device can give a source."""
-
-    def __call__(self, source: int, device: int, /) -> list[Key]: ...
-
-
-class Takes(Protocol):
-    """The tasks that wait for a sink."""
-
-    def __call__(self, sink: int, /) -> list[Key]: ...
-
-
 def _hop_bytes(move: Move, size_bytes: int) -> int:
     """What a ring moves over one of its links."""
     count = len(move.devices)
     if move.pattern is Pattern.ALL_REDUCE:
         return 2 * (count - 1) * size_bytes // count
     return (count - 1) * size_bytes
-
-
-def _copies(placed: _Placed, shard: int, device: int) -> list[int]:
-    return [c for c, where in enumerate(placed.placement.devices_of(shard)) if where == device]
-
-
-def _shard_name(placed: _Placed, shard: int, copy: int, segment: int) -> str:
-    name = placed.block.name
-    if placed.layout.parts > 1:
-        name += f" [{shard + 1}/{placed.layout.parts}]"
-    if placed.placement.copies > 1:
-        name += f" copy {copy + 1}"
-    return f"{name} part {segment + 1}" if placed.segments.count > 1 else name
 
 
 def _pieces(boxes: set[Box]) -> list[Box]:

@@ -32,10 +32,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Seam:
-    """What crosses between two segments. `is_mutual` says whether the gradient must cross back: the
-    statistics' does; a partial sum's does not, since every shard has the whole gradient already."""
+    """What crosses between two segments; `behind[i]` are the shards that hold source i. `is_mutual`
+    says whether the gradient must cross back: the statistics' does; a partial sum's does not, since
+    every shard has the whole gradient already."""
 
     sources: tuple[Source, ...]
+    behind: tuple[tuple[int, ...], ...]
     sinks: tuple[Sink, ...]
     item_bytes: int
     is_mutual: bool
@@ -96,8 +98,10 @@ def _statistics_seam(layout: Layout, placement: Placement, number: int) -> Seam 
     kept = [dim for dim in signature.sizes if dim not in signature.shared]
     numbers = Interval(0, STATISTICS_NUMBERS)
     boxes = [(*(box[dim] for dim in kept), numbers) for box in layout.boxes[number]]
+    behind = layout.alike(number)
     return Seam(
-        tuple(Source(s, box, placement.devices_of(s)) for s, box in enumerate(boxes)),
+        tuple(Source(i, boxes[s[0]], placement.devices_of_all(s)) for i, s in enumerate(behind)),
+        behind,
         _sinks(boxes, placement),
         ITEM_BYTES["f32"],
         is_mutual=True,
@@ -111,8 +115,10 @@ def _partial_seams(layout: Layout, placement: Placement) -> tuple[Seam, ...]:
         seams.append(
             Seam(
                 tuple(
-                    Source(layout.summands[s], box, placement.devices_of(s)) for s, box in enumerate(boxes)
+                    Source(layout.summands[s], box, placement.devices_of_all([s]))
+                    for s, box in enumerate(boxes)
                 ),
+                layout.alike(0),
                 _sinks(boxes, placement),
                 ITEM_BYTES[layout.graph.value(name).dtype],
                 is_mutual=False,

@@ -44,12 +44,36 @@ class Task:
     size_bytes: int = 0
 
 
+class BufferKind(StrEnum):
+    """What a device holds in memory."""
+
+    INPUT = "inputs"
+    WEIGHT = "weights"
+    WEIGHT_GRADIENT = "weight gradients"
+    ACTIVATION = "activations"
+    RECEIVED = "received"
+    GRADIENT = "gradients"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory of one device, from the start of the first task that makes it until the end of the last
+    that needs it; for the whole iteration when no task makes it."""
+
+    kind: BufferKind
+    device: int
+    size_bytes: int
+    made_by: tuple[Key, ...] = ()
+    needed_by: tuple[Key, ...] = ()
+
+
 @dataclass(frozen=True)
 class TaskGraph:
     """All tasks of one iteration, in task order: a task's number in `tasks` is its id."""
 
     tasks: tuple[Task, ...]
     resources: tuple[str, ...]
+    buffers: tuple[Buffer, ...] = ()
 
     @cached_property
     def ids(self) -> Mapping[Key, int]:

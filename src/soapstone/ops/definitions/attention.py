@@ -84,7 +84,7 @@ def _capture(with_dropout: bool) -> Capture:
     ) -> Call | None:
         if (dropout > 0) != with_dropout:
             return None
-        if len(q.shape) > 3 and q.shape[-3] != k.shape[-3] and not enable_gqa:
+        if len(q.shape) > 3 and k.shape[-3] not in (1, q.shape[-3]) and not enable_gqa:
             return None
         attrs: dict[str, Attr] = {"is_causal": is_causal, "scale": scale}
         if with_dropout:

@@ -83,7 +83,7 @@ mul = register(
         BINARY,
         body=operator.mul,
         torch=lambda a, b: a * b,
-        aten={"mul.Tensor": None, "mul.Scalar": None},
+        aten={"mul.Tensor": None, "mul.Scalar": None, "multiply.Tensor": None, "multiply.Scalar": None},
         examples=(example((4, 6), (4, 6)), example((2, 1, 6), (4, 1)), example((4, 6), 0.5)),
     )
 )

@@ -5,13 +5,18 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from soapstone.ops.examples import example
+from soapstone.ops import scalar
+from soapstone.ops.definitions.axes import points_but
+from soapstone.ops.examples import example, ids
 from soapstone.ops.lazy import F, torch
-from soapstone.ops.op import Attrs, Call, Op
+from soapstone.ops.op import Attrs, Call, Op, Shard
 from soapstone.ops.registry import register
 from soapstone.ops.signature import Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _product(*factors: Any) -> Any:
@@ -70,7 +75,7 @@ addmm = register(
 )
 
 
-def _einsum_notation(shapes: Sequence[Shape | None], attrs: Attrs) -> str:
+def _einsum_notation(_: Sequence[Shape | None], attrs: Attrs) -> str:
     equation = str(attrs["equation"]).replace(" ", "")
     operands, output = equation.split("->")
     return ", ".join(" ".join(part) for part in operands.split(",")) + " -> " + " ".join(output)
@@ -87,6 +92,39 @@ einsum = register(
         examples=(
             example((2, 4, 6), (2, 8, 6), equation="bid,bjd->bij"),
             example((4, 2, 2), (2, 6), equation="asb,bc->sac"),
+        ),
+    )
+)
+
+
+def _expert_notation(_: Sequence[Shape | None], attrs: Attrs) -> str:
+    return f"t i, t, {'e i o' if attrs['transposed'] else 'e o i'} -> t o"
+
+
+def _by_expert(x: Tensor, expert: Tensor, w: Tensor, *, transposed: bool, shard: Shard) -> Tensor:
+    """Each expert's tokens times its weights; zero for tokens whose expert another shard holds."""
+    rows, made = [], []
+    for place in range(w.shape[0]):
+        mine = (expert == shard.start("e") + place).nonzero().flatten()
+        rows.append(mine)
+        made.append(x[mine] @ (w[place] if transposed else w[place].T))
+    return x.new_zeros(x.shape[0], shard.length("o")).index_copy(0, torch.cat(rows), torch.cat(made))
+
+
+# A token meets one expert, so a sum over all of them costs no more than over one; and the split of
+# the experts over devices is the split of a sum.
+expert_linear = register(
+    Op(
+        "expert_linear",
+        _expert_notation,
+        body=lambda x, expert, w, *, at: scalar.where(scalar.equal(expert, at["e"]), x * w, 0.0),
+        torch=_by_expert,
+        flops=lambda sizes: 2 * points_but("e")(sizes),
+        attrs={"transposed": False},
+        weights=("w",),
+        examples=(
+            example((6, 4), ids(6, below=4), (4, 2, 4)),
+            example((4, 2), ids(4, below=2), (2, 2, 6), transposed=True),
         ),
     )
 )

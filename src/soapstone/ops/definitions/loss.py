@@ -8,6 +8,7 @@ quotient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -198,6 +199,56 @@ kl_div = _pointwise(
     capture=lambda x, y, reduction=1, *, log_target=False: Call(
         (x, y), {"reduction": REDUCTIONS[reduction], "log_target": log_target}
     ),
+)
+
+
+def _poisson(x: Any, y: Any, *, log_input: bool, full: bool, eps: float) -> Any:
+    loss = scalar.exp(x) - y * x if log_input else x - y * scalar.log(x + eps)
+    if not full:
+        return loss
+    stirling = y * scalar.log(y) - y + 0.5 * scalar.log(2 * math.pi * y)
+    return loss + scalar.where(y > 1.0, stirling, 0.0)
+
+
+poisson_nll_loss = _pointwise(
+    "poisson_nll_loss",
+    _poisson,
+    lambda x, y, *, reduction, count, log_input, full, eps: _reduced(
+        F.poisson_nll_loss, reduction, count, x, y, log_input=log_input, full=full, eps=eps
+    ),
+    example((4, 6), positive(4, 6)),
+    example(positive(2, 4), positive(2, 4), log_input=False, full=True, reduction="none"),
+    attrs={"log_input": True, "full": False, "eps": 1e-8},
+    capture=lambda x, y, log_input, full, eps, reduction: Call(
+        (x, y), {"reduction": REDUCTIONS[reduction], "log_input": log_input, "full": full, "eps": eps}
+    ),
+)
+
+
+def _hinge(x: Any, y: Any, *, margin: float) -> Any:
+    near = scalar.where(scalar.equal(y, -1.0), 0.0, x)
+    return near + scalar.where(scalar.equal(y, 1.0), 0.0, scalar.maximum(margin - x, 0.0))
+
+
+hinge_embedding_loss = _pointwise(
+    "hinge_embedding_loss",
+    _hinge,
+    lambda x, y, *, reduction, count, margin: _reduced(
+        F.hinge_embedding_loss, reduction, count, x, y, margin=margin
+    ),
+    example((4, 6), (4, 6)),
+    attrs={"margin": 1.0},
+    capture=lambda x, y, margin=1.0, reduction=1: Call(
+        (x, y), {"reduction": REDUCTIONS[reduction], "margin": margin}
+    ),
+)
+
+soft_margin_loss = _pointwise(
+    "soft_margin_loss",
+    lambda x, y: scalar.log(1.0 + scalar.exp(-y * x)),
+    lambda x, y, *, reduction, count: _reduced(F.soft_margin_loss, reduction, count, x, y.detach()),
+    example((4, 6), (4, 6)),
+    capture=lambda x, y, reduction=1: Call((x, y), {"reduction": REDUCTIONS[reduction]}),
 )
 
 
@@ -430,4 +481,33 @@ nll_each = _negative_log_likelihood(
     "b c ., b ., [c] -> b .",
     example((4, 6), ids(4, below=6), positive(6), ignore_index=2),
     example((2, 4, 4), ids(2, 4, below=4), None),
+)
+
+
+def _ctc(
+    log_probabilities: Tensor,
+    target: Tensor,
+    frames: Tensor,
+    length: Tensor,
+    *,
+    blank: int,
+    zero_infinity: bool,
+) -> Tensor:
+    return F.ctc_loss(log_probabilities, target, frames, length, blank, "none", zero_infinity)
+
+
+# Each frame takes three additions and as many exponentials for every label and the blanks between.
+_CTC_FLOPS = 12
+
+ctc_each = register(
+    Op(
+        "ctc_each",
+        "t! b c!, b u!, b, b -> b",
+        torch=_ctc,
+        attrs={"blank": 0, "zero_infinity": False},
+        flops=lambda sizes: _CTC_FLOPS * float(sizes["b"] * sizes["t"] * sizes["u"]),
+        examples=(
+            example((5, 4, 6), ids(4, 3, below=6), ids(4, below=6), ids(4, below=4), zero_infinity=True),
+        ),
+    )
 )

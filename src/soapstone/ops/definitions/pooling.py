@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from soapstone.ops.definitions.convolution import SPACE, WINDOW, bordered, per_axis, space
 from soapstone.ops.examples import Example, example
 from soapstone.ops.lazy import F, torch
-from soapstone.ops.op import Attrs, Call, Capture, NotationOf, Op, Shard
+from soapstone.ops.op import Attr, Attrs, Call, Capture, NotationOf, Op, Shard
 from soapstone.ops.registry import register
 from soapstone.ops.signature import Shape
 
@@ -346,5 +346,58 @@ adaptive_max_pool_uneven = register(
         flops=_uneven_flops,
         aten=_adaptive_captures("max", even=False),
         examples=(example((2, 2, 4, 5), size=(3, 2)),),
+    )
+)
+
+
+def _interpolation_notation(shapes: Sequence[Shape | None], attrs: Attrs) -> str:
+    x, size = shapes[0], attrs["size"]
+    assert x is not None
+    assert isinstance(size, tuple)
+    dims = space(x)
+    written = " ".join(f"{WINDOW[dim]}!:{n}" for dim, n in zip(dims, size, strict=True))
+    return f"b c {' '.join(f'{dim}!' for dim in dims)} -> b c {written}"
+
+
+def _interpolated(x: Tensor, *, method: str, size: Any, align_corners: bool, scales: Any) -> Tensor:
+    function = getattr(torch.ops.aten, method).default
+    return function(x, size, align_corners, *scales)  # type: ignore[no-any-return]
+
+
+def _interpolation(method: str) -> Capture:
+    def capture(x: Any, size: Any, align_corners: bool, *scales: Any) -> Call:
+        """Scales come one by one, or as one list in place of a size."""
+        given = scales[0] if scales and isinstance(scales[0], list | tuple) else scales
+        factors = tuple(given) if given and given[0] is not None else ()
+        places = size or [int(n * factor) for n, factor in zip(x.shape[2:], factors, strict=True)]
+        attrs: dict[str, Attr] = {"method": method, "size": tuple(places), "scales": factors}
+        return Call((x,), attrs | {"align_corners": align_corners})
+
+    return capture
+
+
+_METHODS = (
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "upsample_trilinear3d",
+    "upsample_bicubic2d",
+    "_upsample_bilinear2d_aa",
+    "_upsample_bicubic2d_aa",
+)
+
+interpolate = register(
+    Op(
+        "interpolate",
+        _interpolation_notation,
+        torch=_interpolated,
+        # A weighted mean of four elements, whatever the method.
+        flops=lambda sizes: 8.0 * prod(size for dim, size in sizes.items() if dim not in WINDOW),
+        attrs={"method": "upsample_bilinear2d", "size": (1, 1), "align_corners": False, "scales": ()},
+        aten={f"{m}.{form}": _interpolation(m) for m in _METHODS for form in ("vec", "default")},
+        examples=(
+            example((2, 4, 3, 4), size=(6, 5)),
+            example((2, 2, 4, 4), size=(8, 8), method="upsample_bicubic2d", scales=(2.0, 2.0)),
+            example((4, 2, 3), size=(7,), method="upsample_linear1d", align_corners=True),
+        ),
     )
 )

@@ -13,13 +13,21 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from soapstone.ops import scalar
-from soapstone.ops.definitions.axes import axes_at, axis_at, keeps, letters, notation_of, shape_at
+from soapstone.ops.definitions.axes import (
+    axes_at,
+    axis_at,
+    keeps,
+    letters,
+    notation_of,
+    points_but,
+    shape_at,
+)
 from soapstone.ops.definitions.dtypes import short_name, torch_dtype
 from soapstone.ops.examples import Example, example, ids, mask
 from soapstone.ops.lazy import torch
 from soapstone.ops.op import Attrs, Call, Op
 from soapstone.ops.registry import register
-from soapstone.ops.scalar import apply, exp, log
+from soapstone.ops.scalar import apply, equal, exp, log
 from soapstone.ops.signature import Shape
 
 if TYPE_CHECKING:
@@ -281,3 +289,31 @@ def _spread_of(name: str) -> Op:
 
 variance = _spread_of("var")
 deviation = _spread_of("std")
+
+
+def _bin(x: Any, *, low: float, high: float, bins: int, at: dict[str, int]) -> Any:
+    """One where the number falls into the bin; the last bin holds its upper border."""
+    place = scalar.minimum(apply("floor", (x - low) * (bins / (high - low))), bins - 1)
+    inside = apply("and", x >= low, x <= high)
+    return scalar.where(apply("and", inside, equal(place, at["b"])), 1.0, 0.0)
+
+
+def _histc(x: Any, bins: int = 100, low: float = 0, high: float = 0) -> Call | None:
+    if len(x.shape) != 1 or low == high:
+        return None
+    return Call((x,), {"bins": bins, "low": low, "high": high})
+
+
+histogram = register(
+    Op(
+        "histogram",
+        lambda shapes, attrs: f"t -> b:{attrs['bins']}!",  # noqa: ARG005
+        body=_bin,
+        torch=lambda x, *, bins, low, high: torch.histc(x, bins, low, high),
+        flops=points_but("b"),
+        attrs={"bins": 1, "low": 0.0, "high": 1.0},
+        aten={"histc.default": _histc},
+        needs_grad=False,
+        examples=(example((12,), bins=4, low=-1.0, high=1.0),),
+    )
+)

@@ -183,6 +183,7 @@ reshape = register(
     Op(
         "reshape",
         _reshape_notation,
+        is_view=True,
         body=keeps,
         torch=_reshaped,
         flops=0,
@@ -234,6 +235,7 @@ permute = register(
     Op(
         "permute",
         _permute_notation,
+        is_view=True,
         body=keeps,
         torch=lambda x, *, dims: x.permute(dims),
         attrs={"dims": ()},
@@ -274,6 +276,7 @@ expand = register(
     Op(
         "expand",
         _expand_notation,
+        is_view=True,
         body=keeps,
         torch=lambda x, *, shard: x.expand(written_shape(shard)),
         attrs={"size": ()},

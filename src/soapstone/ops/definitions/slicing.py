@@ -85,6 +85,7 @@ piece = register(
     Op(
         "slice",
         _slice_notation,
+        is_view=True,
         body=keeps,
         torch=_sliced,
         attrs={"dim": 0, "start": 0, "end": 0, "step": 1},
@@ -115,6 +116,7 @@ select = register(
     Op(
         "select",
         _select_notation,
+        is_view=True,
         body=keeps,
         torch=lambda x, *, dim: x.select(dim, 0),
         attrs={"dim": 0, "index": 0},
@@ -134,7 +136,7 @@ def _concat_notation(shapes: Sequence[Shape | None], attrs: Attrs) -> str:
 
 
 def _concat(xs: Sequence[Any], dim: int = 0) -> Call | None:
-    parts = [x for x in xs if tuple(x.shape) != (0,)]
+    parts = [x for x in xs if 0 not in x.shape]
     if not parts or any(x.dtype != parts[0].dtype for x in parts):
         return None
     return Call(tuple(parts), {"dim": axis_at(dim, len(parts[0].shape))})
@@ -148,7 +150,7 @@ concat = register(
         torch=lambda *xs, dim: torch.cat([x for x in xs if x is not None], dim),
         flops=0,
         attrs={"dim": 0},
-        aten={"cat.default": _concat, "concat.default": _concat},
+        aten={"cat.default": _concat, "concat.default": _concat, "concatenate.default": _concat},
         examples=(
             example((4, 2), (4, 4), dim=1),
             example((2, 3, 2), (2, 2, 2), (2, 1, 2), dim=1),
@@ -307,6 +309,7 @@ diagonal = register(
     Op(
         "diagonal",
         _diagonal_notation,
+        is_view=True,
         body=keeps,
         torch=lambda x, *, dim1, dim2: x.diagonal(0, dim1, dim2),
         attrs={"offset": 0, "dim1": 0, "dim2": 1},

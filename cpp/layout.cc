@@ -1,0 +1,344 @@
+#include "layout.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace soapstone {
+namespace {
+
+constexpr double kStatisticsShare = 1.0 / 3.0;
+constexpr std::int64_t kStatisticsNumbers = 3;
+constexpr std::int64_t kStatisticsItemBytes = 4;
+constexpr int kBackwardLaunches = 2;
+
+// An iteration box: lo and hi of each dim of a node.
+using Points = std::vector<std::int64_t>;
+
+std::int64_t FloorDiv(std::int64_t a, std::int64_t b) {
+  const std::int64_t quotient = a / b;
+  return (a % b != 0 && (a < 0) != (b < 0)) ? quotient - 1 : quotient;
+}
+
+// The interval that an axis takes over an iteration box.
+std::pair<std::int64_t, std::int64_t> Image(const Axis& axis, const Points& points) {
+  std::int64_t low = axis.offset;
+  std::int64_t high = axis.offset;
+  for (std::size_t i = 0; i < axis.dims.size(); ++i) {
+    const std::int64_t first = axis.strides[i] * points[2 * axis.dims[i]];
+    const std::int64_t last = axis.strides[i] * (points[2 * axis.dims[i] + 1] - 1);
+    low += std::min(first, last);
+    high += std::max(first, last);
+  }
+  return {-FloorDiv(-low, axis.divisor), FloorDiv(high, axis.divisor) + 1};
+}
+
+BoxBounds Written(const Access& output, const Points& points) {
+  BoxBounds box;
+  box.reserve(2 * output.axes.size());
+  for (const Axis& axis : output.axes) {
+    const auto [lo, hi] = Image(axis, points);
+    box.push_back(lo);
+    box.push_back(hi);
+  }
+  return box;
+}
+
+std::optional<BoxBounds> Read(const NodeData& node, const Access& operand, const Points& points) {
+  if (!operand.is_present) return std::nullopt;
+  if (operand.is_finishing) {
+    for (std::size_t dim = 0; dim < node.sizes.size(); ++dim) {
+      if (node.is_summed[dim] && points[2 * dim] != 0) return std::nullopt;
+    }
+  }
+  BoxBounds box;
+  box.reserve(2 * operand.axes.size());
+  for (std::size_t i = 0; i < operand.axes.size(); ++i) {
+    const auto [lo, hi] = Image(operand.axes[i], points);
+    const std::int64_t kept_lo = std::min(std::max<std::int64_t>(lo, 0), operand.shape[i]);
+    const std::int64_t kept_hi = std::max<std::int64_t>(std::min(hi, operand.shape[i]), 0);
+    if (kept_hi <= kept_lo) return std::nullopt;
+    box.push_back(kept_lo);
+    box.push_back(kept_hi);
+  }
+  return box;
+}
+
+Points WholePoints(const NodeData& node) {
+  Points points;
+  for (const std::int64_t size : node.sizes) {
+    points.push_back(0);
+    points.push_back(size);
+  }
+  return points;
+}
+
+// The part of a follower's iteration space that reads exactly this box of an operand.
+std::optional<Points> Followed(const NodeData& node, const BoxBounds& box) {
+  const Access& operand = node.operands[node.carried];
+  Points points = WholePoints(node);
+  for (std::size_t i = 0; i < operand.axes.size(); ++i) {
+    std::int64_t lo = box[2 * i];
+    std::int64_t hi = box[2 * i + 1];
+    const Axis& axis = operand.axes[i];
+    for (std::size_t t = 0; t < axis.dims.size(); ++t) {
+      const std::int64_t stride = axis.strides[t];
+      if (lo % stride == 0 && hi % stride == 0) {
+        points[2 * axis.dims[t]] = lo / stride;
+        points[2 * axis.dims[t] + 1] = hi / stride;
+        break;
+      }
+      if (lo / stride != (hi - 1) / stride) return std::nullopt;
+      points[2 * axis.dims[t]] = lo / stride;
+      points[2 * axis.dims[t] + 1] = lo / stride + 1;
+      hi = (hi - 1) % stride + 1;
+      lo %= stride;
+    }
+  }
+  return points;
+}
+
+std::vector<Points> LeaderShards(const NodeData& leader, const std::vector<std::int64_t>& degrees,
+                                 std::vector<std::int32_t>* summands) {
+  const std::size_t rank = leader.sizes.size();
+  std::int64_t parts = 1;
+  for (const std::int64_t degree : degrees) parts *= degree;
+  std::vector<Points> shards;
+  std::vector<std::int64_t> at(rank, 0);
+  for (std::int64_t shard = 0; shard < parts; ++shard) {
+    Points points;
+    std::int32_t summand = 0;
+    for (std::size_t dim = 0; dim < rank; ++dim) {
+      const std::int64_t step = leader.sizes[dim] / degrees[dim];
+      points.push_back(at[dim] * step);
+      points.push_back((at[dim] + 1) * step);
+      if (leader.is_summed[dim] && degrees[dim] > 1) {
+        summand = summand * static_cast<std::int32_t>(degrees[dim]) + static_cast<std::int32_t>(at[dim]);
+      }
+    }
+    shards.push_back(std::move(points));
+    summands->push_back(summand);
+    for (std::size_t dim = rank; dim-- > 0;) {
+      if (++at[dim] < degrees[dim]) break;
+      at[dim] = 0;
+    }
+  }
+  return shards;
+}
+
+double Fraction(const NodeData& node, const Points& points) {
+  double own = 1;
+  double all = 1;
+  for (std::size_t dim = 0; dim < node.sizes.size(); ++dim) {
+    own *= static_cast<double>(points[2 * dim + 1] - points[2 * dim]);
+    all *= static_cast<double>(node.sizes[dim]);
+  }
+  return own / all;
+}
+
+// Seconds of one node's shard, as cost/work.py and cost/analytic.py have them.
+double ComputeSeconds(const MachineData& machine, const NodeData& node, const Points& points,
+                      std::int32_t kind, bool backward) {
+  if (backward ? !node.has_backward || node.is_free_backward : node.is_free_forward) return 0;
+  std::int64_t bytes = 0;
+  for (const Access& output : node.outputs) bytes += Volume(Written(output, points)) * output.item_bytes;
+  std::int64_t pointed_at = 1;
+  for (std::size_t dim = 0; dim < node.sizes.size(); ++dim) {
+    if (!node.is_gathered[dim]) pointed_at *= points[2 * dim + 1] - points[2 * dim];
+  }
+  int gradients = 0;
+  for (const Access& operand : node.operands) {
+    const auto box = Read(node, operand, points);
+    const std::int64_t count = box ? Volume(*box) : 0;
+    bytes += (operand.is_gathered ? std::min(count, pointed_at) : count) * operand.item_bytes;
+    if (backward && operand.wants_gradient) {
+      bytes += count * operand.item_bytes;
+      ++gradients;
+    }
+  }
+  double flops = node.flops * Fraction(node, points);
+  if (backward) flops = flops * gradients;
+  const double arithmetic = flops / node.flops_per_s[kind];
+  const double traffic = static_cast<double>(bytes) / machine.memory_bytes_per_s[kind];
+  const int launches = backward ? std::min(gradients, kBackwardLaunches) : 1;
+  return std::max({launches * machine.launch_s[kind], arithmetic, traffic});
+}
+
+// Whether a shard reads of the block's own values only what it wrote itself.
+bool IsAtHand(const BlockData& block, const NodeData& node, const Points& own,
+              const std::vector<std::vector<Points>>& points, std::int32_t shard) {
+  for (const Access& operand : node.operands) {
+    if (operand.inner_node < 0) continue;
+    const auto read = Read(node, operand, own);
+    if (!read) continue;
+    const Access& output = block.nodes[operand.inner_node].outputs[operand.inner_output];
+    if (Intersection(Written(output, points[operand.inner_node][shard]), *read) != *read) return false;
+  }
+  return true;
+}
+
+Alike AlikeOf(const std::vector<Points>& row) {
+  Alike alike;
+  std::map<Points, std::size_t> known;
+  for (std::size_t shard = 0; shard < row.size(); ++shard) {
+    const auto [found, is_new] = known.try_emplace(row[shard], alike.size());
+    if (is_new) alike.emplace_back();
+    alike[found->second].push_back(static_cast<std::int32_t>(shard));
+  }
+  return alike;
+}
+
+struct Part {
+  std::size_t node;
+  double share;
+};
+
+}  // namespace
+
+std::int64_t Volume(const BoxBounds& box) {
+  std::int64_t volume = 1;
+  for (std::size_t i = 0; i < box.size(); i += 2) volume *= std::max<std::int64_t>(0, box[i + 1] - box[i]);
+  return volume;
+}
+
+std::optional<BoxBounds> Intersection(const BoxBounds& a, const BoxBounds& b) {
+  BoxBounds both(a.size());
+  for (std::size_t i = 0; i < a.size(); i += 2) {
+    both[i] = std::max(a[i], b[i]);
+    both[i + 1] = std::min(a[i + 1], b[i + 1]);
+    if (both[i + 1] <= both[i]) return std::nullopt;
+  }
+  return both;
+}
+
+std::optional<Layout> MakeLayout(const Problem& problem, std::int32_t block,
+                                 const std::vector<std::int64_t>& degrees) {
+  const BlockData& data = problem.blocks[block];
+  Layout layout;
+  std::vector<std::vector<Points>> points;  // by node, by shard
+  points.push_back(LeaderShards(data.nodes[0], degrees, &layout.summands));
+  layout.parts = static_cast<std::int32_t>(points[0].size());
+  for (std::size_t n = 1; n < data.nodes.size(); ++n) {
+    const NodeData& node = data.nodes[n];
+    const Access& carried = node.operands[node.carried];
+    const Access& source = data.nodes[carried.inner_node].outputs[carried.inner_output];
+    std::vector<Points> row;
+    for (std::int32_t shard = 0; shard < layout.parts; ++shard) {
+      auto followed = Followed(node, Written(source, points[carried.inner_node][shard]));
+      if (!followed || !IsAtHand(data, node, *followed, points, shard)) return std::nullopt;
+      row.push_back(std::move(*followed));
+    }
+    points.push_back(std::move(row));
+  }
+  for (const std::vector<Points>& row : points) layout.alike.push_back(AlikeOf(row));
+  const bool sums_split =
+      std::any_of(layout.summands.begin(), layout.summands.end(), [](std::int32_t s) { return s != 0; });
+  layout.is_partial = sums_split && data.nodes.size() == 1;
+
+  // Segments: the twin of tasks/segments.py.
+  std::vector<std::vector<Part>> parts(1);
+  std::vector<std::int32_t> reads_in;
+  std::vector<std::int32_t> writes_in;
+  for (std::size_t n = 0; n < data.nodes.size(); ++n) {
+    const NodeData& node = data.nodes[n];
+    reads_in.push_back(static_cast<std::int32_t>(parts.size()) - 1);
+    bool splits_statistics = false;
+    for (std::size_t dim = 0; dim < node.sizes.size() && node.synchronises; ++dim) {
+      if (!node.is_shared[dim]) continue;
+      for (const Points& shard : points[n]) {
+        if (shard[2 * dim] != 0 || shard[2 * dim + 1] != node.sizes[dim]) splits_statistics = true;
+      }
+    }
+    if (splits_statistics) {
+      SeamData seam;
+      seam.segment = static_cast<std::int32_t>(parts.size()) - 1;
+      seam.item_bytes = kStatisticsItemBytes;
+      seam.is_mutual = true;
+      for (std::int32_t shard = 0; shard < layout.parts; ++shard) {
+        BoxBounds box;
+        for (std::size_t dim = 0; dim < node.sizes.size(); ++dim) {
+          if (node.is_shared[dim]) continue;
+          box.push_back(points[n][shard][2 * dim]);
+          box.push_back(points[n][shard][2 * dim + 1]);
+        }
+        box.push_back(0);
+        box.push_back(kStatisticsNumbers);
+        seam.boxes.push_back(std::move(box));
+      }
+      seam.alike = static_cast<std::int32_t>(n);
+      for (std::size_t i = 0; i < layout.alike[n].size(); ++i) {
+        seam.summands.push_back(static_cast<std::int32_t>(i));
+      }
+      layout.seams.push_back(std::move(seam));
+      parts.back().push_back({n, kStatisticsShare});
+      parts.push_back({{n, 1 - kStatisticsShare}});
+    } else {
+      parts.back().push_back({n, 1.0});
+    }
+    writes_in.push_back(static_cast<std::int32_t>(parts.size()) - 1);
+    if (n == 0 && sums_split && data.nodes.size() > 1) {
+      for (const Access& output : node.outputs) {
+        SeamData seam;
+        seam.segment = static_cast<std::int32_t>(parts.size()) - 1;
+        seam.item_bytes = output.item_bytes;
+        for (std::int32_t shard = 0; shard < layout.parts; ++shard) {
+          seam.boxes.push_back(Written(output, points[0][shard]));
+        }
+        seam.summands = layout.summands;
+        layout.seams.push_back(std::move(seam));
+      }
+      parts.emplace_back();
+      writes_in[0] = static_cast<std::int32_t>(parts.size()) - 1;
+    }
+  }
+  layout.segments = static_cast<std::int32_t>(parts.size());
+
+  for (std::size_t n = 0; n < data.nodes.size(); ++n) {
+    const NodeData& node = data.nodes[n];
+    for (const Access& operand : node.operands) {
+      if (operand.value < 0 && operand.weight < 0) continue;
+      Port port;
+      port.subject = operand.value >= 0 ? operand.value : operand.weight;
+      port.segment = reads_in[n];
+      port.alike = static_cast<std::int32_t>(n);
+      port.gives_gradient = node.writes_gradient;
+      for (std::int32_t shard = 0; shard < layout.parts; ++shard) {
+        port.boxes.push_back(Read(node, operand, points[n][shard]));
+      }
+      (operand.value >= 0 ? layout.read : layout.weights).push_back(std::move(port));
+    }
+    for (const Access& output : node.outputs) {
+      if (output.value < 0) continue;
+      Port port;
+      port.subject = output.value;
+      port.segment = writes_in[n];
+      port.alike = static_cast<std::int32_t>(n);
+      for (std::int32_t shard = 0; shard < layout.parts; ++shard) {
+        port.boxes.emplace_back(Written(output, points[n][shard]));
+      }
+      layout.written.push_back(std::move(port));
+    }
+  }
+
+  const auto kinds = static_cast<std::int32_t>(problem.machine.launch_s.size());
+  layout.forward_s.assign(static_cast<std::size_t>(kinds) * layout.segments * layout.parts, 0);
+  layout.backward_s = layout.forward_s;
+  std::size_t at = 0;
+  for (std::int32_t kind = 0; kind < kinds; ++kind) {
+    for (const std::vector<Part>& segment : parts) {
+      for (std::int32_t shard = 0; shard < layout.parts; ++shard, ++at) {
+        for (const Part& part : segment) {
+          const NodeData& node = data.nodes[part.node];
+          const Points& own = points[part.node][shard];
+          layout.forward_s[at] += part.share * ComputeSeconds(problem.machine, node, own, kind, false);
+          if (node.has_backward) {
+            layout.backward_s[at] += part.share * ComputeSeconds(problem.machine, node, own, kind, true);
+          }
+        }
+      }
+    }
+  }
+  return layout;
+}
+
+}  // namespace soapstone

@@ -1,0 +1,15 @@
+// The parts of the Python module soapstone._core.
+
+#ifndef SOAPSTONE_CPP_MODULE_H_
+#define SOAPSTONE_CPP_MODULE_H_
+
+#include <nanobind/nanobind.h>
+
+namespace soapstone {
+
+// Adds the planning problem, its task graph and the simulator.
+void BindTasks(nanobind::module_& module);
+
+}  // namespace soapstone
+
+#endif  // SOAPSTONE_CPP_MODULE_H_

@@ -1,0 +1,217 @@
+// Bindings of the planning problem and its task graph; see soapstone.native.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "layout.h"
+#include "module.h"
+#include "problem.h"
+#include "simulate.h"
+#include "tasks.h"
+
+namespace nb = nanobind;
+
+namespace soapstone {
+namespace {
+
+template <typename T>
+using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+
+template <typename T>
+using Input = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// Returns a numpy array that owns the values.
+template <typename T>
+Array<T> Owned(std::vector<T> values) {
+  auto* kept = new std::vector<T>(std::move(values));
+  nb::capsule owner(kept, [](void* vector) noexcept { delete static_cast<std::vector<T>*>(vector); });
+  return Array<T>(kept->data(), {kept->size()}, owner);
+}
+
+template <typename T>
+std::span<const T> View(const Input<T>& array) {
+  return {array.data(), array.shape(0)};
+}
+
+// A task graph with the layouts it has met, by block and degrees.
+class PlannedTasks {
+ public:
+  explicit PlannedTasks(std::shared_ptr<Problem> problem)
+      : problem_(std::move(problem)), layouts_(problem_->blocks.size()), graph_(problem_.get()) {}
+
+  // False if a follower of the block would be cut across its factors.
+  bool Place(std::int32_t block, const std::vector<std::int64_t>& degrees, std::int32_t copies,
+             std::vector<std::int32_t> devices) {
+    Check(block, degrees, copies, devices);
+    auto [found, is_new] = layouts_[block].try_emplace(degrees);
+    if (is_new) {
+      auto layout = MakeLayout(*problem_, block, degrees);
+      if (layout) found->second = std::make_shared<const Layout>(std::move(*layout));
+    }
+    if (!found->second) return false;
+    graph_.Place(block, Placement{found->second, copies, std::move(devices)});
+    is_placed_[block] = true;
+    return true;
+  }
+
+  const TaskGraph& Refreshed() {
+    if (is_placed_.size() != problem_->blocks.size()) throw std::invalid_argument("not every block is placed");
+    graph_.Refresh();
+    return graph_;
+  }
+
+ private:
+  void Check(std::int32_t block, const std::vector<std::int64_t>& degrees, std::int32_t copies,
+             const std::vector<std::int32_t>& devices) const {
+    if (block < 0 || block >= static_cast<std::int32_t>(problem_->blocks.size())) {
+      throw std::invalid_argument("there is no such block");
+    }
+    const std::vector<std::int64_t>& sizes = problem_->blocks[block].nodes[0].sizes;
+    if (degrees.size() != sizes.size()) throw std::invalid_argument("a degree is needed for each dim of the leader");
+    std::int64_t parts = 1;
+    for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+      if (degrees[dim] < 1 || sizes[dim] % degrees[dim] != 0) {
+        throw std::invalid_argument("a degree does not divide the size of its dim");
+      }
+      parts *= degrees[dim];
+    }
+    if (copies < 1 || parts * copies != static_cast<std::int64_t>(devices.size())) {
+      throw std::invalid_argument("a device is needed for each copy of each shard");
+    }
+    for (const std::int32_t device : devices) {
+      if (device < 0 || device >= problem_->machine.device_count) {
+        throw std::invalid_argument("there is no such device");
+      }
+    }
+  }
+
+  std::shared_ptr<Problem> problem_;
+  std::vector<std::map<std::vector<std::int64_t>, std::shared_ptr<const Layout>>> layouts_;
+  std::map<std::int32_t, bool> is_placed_;
+  TaskGraph graph_;
+};
+
+nb::tuple BoundFlat(PlannedTasks& planned) {
+  FlatTasks flat;
+  {
+    const nb::gil_scoped_release unlocked;
+    flat = planned.Refreshed().Flat();
+  }
+  std::vector<std::uint8_t> kind;
+  for (const TaskKind each : flat.kind) kind.push_back(static_cast<std::uint8_t>(each));
+  return nb::make_tuple(Owned(std::move(kind)), Owned(std::move(flat.resource)), Owned(std::move(flat.duration_s)),
+                        Owned(std::move(flat.size_bytes)), Owned(std::move(flat.after_begin)),
+                        Owned(std::move(flat.after)));
+}
+
+nb::tuple BoundSimulate(const Input<double>& duration_s, const Input<std::int32_t>& resource,
+                        const Input<std::int64_t>& after_begin, const Input<std::int32_t>& after,
+                        std::int32_t resource_count) {
+  const std::size_t count = duration_s.shape(0);
+  if (resource.shape(0) != count || after_begin.shape(0) != count + 1 ||
+      after_begin.data()[count] != static_cast<std::int64_t>(after.shape(0))) {
+    throw std::invalid_argument("the arrays do not describe the same tasks");
+  }
+  for (const std::int32_t each : View(resource)) {
+    if (each < 0 || each >= resource_count) throw std::invalid_argument("there is no such resource");
+  }
+  for (const std::int32_t each : View(after)) {
+    if (each < 0 || each >= static_cast<std::int64_t>(count)) throw std::invalid_argument("there is no such task");
+  }
+  Timeline timeline;
+  {
+    const nb::gil_scoped_release unlocked;
+    timeline = Simulate(View(duration_s), View(resource), View(after_begin), View(after), resource_count);
+  }
+  return nb::make_tuple(Owned(std::move(timeline.start_s)), Owned(std::move(timeline.end_s)), timeline.makespan_s);
+}
+
+}  // namespace
+
+void BindTasks(nb::module_& module) {
+  nb::class_<Axis>(module, "Axis")
+      .def(nb::init<>())
+      .def_rw("offset", &Axis::offset)
+      .def_rw("divisor", &Axis::divisor)
+      .def_rw("dims", &Axis::dims)
+      .def_rw("strides", &Axis::strides);
+  nb::class_<Access>(module, "Access")
+      .def(nb::init<>())
+      .def_rw("value", &Access::value)
+      .def_rw("weight", &Access::weight)
+      .def_rw("inner_node", &Access::inner_node)
+      .def_rw("inner_output", &Access::inner_output)
+      .def_rw("is_present", &Access::is_present)
+      .def_rw("is_finishing", &Access::is_finishing)
+      .def_rw("is_gathered", &Access::is_gathered)
+      .def_rw("wants_gradient", &Access::wants_gradient)
+      .def_rw("item_bytes", &Access::item_bytes)
+      .def_rw("shape", &Access::shape)
+      .def_rw("axes", &Access::axes);
+  nb::class_<NodeData>(module, "NodeData")
+      .def(nb::init<>())
+      .def_rw("sizes", &NodeData::sizes)
+      .def_rw("is_summed", &NodeData::is_summed)
+      .def_rw("is_shared", &NodeData::is_shared)
+      .def_rw("is_gathered", &NodeData::is_gathered)
+      .def_rw("synchronises", &NodeData::synchronises)
+      .def_rw("carried", &NodeData::carried)
+      .def_rw("flops", &NodeData::flops)
+      .def_rw("flops_per_s", &NodeData::flops_per_s)
+      .def_rw("operands", &NodeData::operands)
+      .def_rw("outputs", &NodeData::outputs)
+      .def_rw("has_backward", &NodeData::has_backward)
+      .def_rw("writes_gradient", &NodeData::writes_gradient)
+      .def_rw("is_free_forward", &NodeData::is_free_forward)
+      .def_rw("is_free_backward", &NodeData::is_free_backward);
+  nb::class_<BlockData>(module, "BlockData")
+      .def(nb::init<>())
+      .def_rw("nodes", &BlockData::nodes)
+      .def_rw("needs_backward", &BlockData::needs_backward);
+  nb::class_<ValueData>(module, "ValueData")
+      .def(nb::init<>())
+      .def_rw("item_bytes", &ValueData::item_bytes)
+      .def_rw("is_differentiable", &ValueData::is_differentiable)
+      .def_rw("number", &ValueData::number);
+  nb::class_<WeightData>(module, "WeightData")
+      .def(nb::init<>())
+      .def_rw("item_bytes", &WeightData::item_bytes)
+      .def_rw("number", &WeightData::number);
+  nb::class_<MachineData>(module, "MachineData")
+      .def(nb::init<>())
+      .def_rw("device_count", &MachineData::device_count)
+      .def_rw("link_count", &MachineData::link_count)
+      .def_rw("kind", &MachineData::kind)
+      .def_rw("link", &MachineData::link)
+      .def_rw("bandwidth", &MachineData::bandwidth)
+      .def_rw("latency", &MachineData::latency)
+      .def_rw("launch_s", &MachineData::launch_s)
+      .def_rw("memory_bytes_per_s", &MachineData::memory_bytes_per_s)
+      .def_rw("update_bytes_per_byte", &MachineData::update_bytes_per_byte);
+  nb::class_<Problem>(module, "Problem")
+      .def("__init__",
+           [](Problem* self, MachineData machine, std::vector<BlockData> blocks, std::vector<ValueData> values,
+              std::vector<WeightData> weights) {
+             new (self) Problem{std::move(machine), std::move(blocks), std::move(values), std::move(weights)};
+           });
+  nb::class_<PlannedTasks>(module, "PlannedTasks")
+      .def("__init__",
+           [](PlannedTasks* self, const Problem& problem) {
+             new (self) PlannedTasks(std::make_shared<Problem>(problem));
+           })
+      .def("place", &PlannedTasks::Place, nb::arg("block"), nb::arg("degrees"), nb::arg("copies"),
+           nb::arg("devices"))
+      .def("flat", &BoundFlat);
+  module.def("simulate", &BoundSimulate, nb::arg("duration_s").noconvert(), nb::arg("resource").noconvert(),
+             nb::arg("after_begin").noconvert(), nb::arg("after").noconvert(), nb::arg("resource_count"));
+}
+
+}  // namespace soapstone

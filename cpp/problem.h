@@ -1,0 +1,97 @@
+// A planning problem as flat data: what is computed, what moves between the parts, and on what machine.
+//
+// It knows no operator: a node is a set of dims with sizes, and affine maps from them to the axes of the
+// tensors it reads and writes. Python derives all of this from operators (src/soapstone/tasks/flat.py).
+//
+// Thread safety: filled by one thread, then read by any number.
+
+#ifndef SOAPSTONE_CPP_PROBLEM_H_
+#define SOAPSTONE_CPP_PROBLEM_H_
+
+#include <cstdint>
+#include <vector>
+
+namespace soapstone {
+
+// The axis of a tensor as a function of a node's dims: (offset + sum of stride * dim) / divisor.
+struct Axis {
+  std::int64_t offset = 0;
+  std::int64_t divisor = 1;
+  std::vector<std::int32_t> dims;
+  std::vector<std::int64_t> strides;
+};
+
+// How a node reads or writes a tensor. `value` is the number of the value if it moves between blocks,
+// `weight` that of the weight; both are -1 for what every device has at hand. An operand that the block
+// itself writes names the node and the output that do.
+struct Access {
+  std::int32_t value = -1;
+  std::int32_t weight = -1;
+  std::int32_t inner_node = -1;
+  std::int32_t inner_output = -1;
+  bool is_present = true;
+  bool is_finishing = false;  // read only by the first shard along the summed dims
+  bool is_gathered = false;   // read only where indices point
+  bool wants_gradient = false;
+  std::int64_t item_bytes = 0;
+  std::vector<std::int64_t> shape;
+  std::vector<Axis> axes;
+};
+
+// One operator of a block.
+struct NodeData {
+  std::vector<std::int64_t> sizes;      // of its dims
+  std::vector<std::uint8_t> is_summed;  // per dim: no output shows it
+  std::vector<std::uint8_t> is_shared;  // per dim: statistics are taken over it
+  std::vector<std::uint8_t> is_gathered;  // per dim: indices point into it
+  bool synchronises = false;            // whether statistics over split dims are exchanged
+  std::int32_t carried = -1;            // the operand through which it follows; -1 for the leader
+  double flops = 0;                     // of the whole node, forward
+  std::vector<double> flops_per_s;      // by kind of device
+  std::vector<Access> operands;
+  std::vector<Access> outputs;
+  bool has_backward = false;      // whether its backward pass computes anything
+  bool writes_gradient = false;   // whether some output carries a gradient
+  bool is_free_forward = false;   // a view: takes no time
+  bool is_free_backward = false;
+};
+
+struct BlockData {
+  std::vector<NodeData> nodes;
+  bool needs_backward = false;
+};
+
+struct ValueData {
+  std::int64_t item_bytes = 4;
+  bool is_differentiable = false;
+  std::int32_t number = 0;  // place in the graph, for the task order
+};
+
+struct WeightData {
+  std::int64_t item_bytes = 4;
+  std::int32_t number = 0;
+};
+
+// What does not depend on the model.
+struct MachineData {
+  std::int32_t device_count = 0;
+  std::int32_t link_count = 0;
+  std::vector<std::int32_t> kind;        // by device
+  std::vector<std::int32_t> link;        // [a * device_count + b]: the narrowest link of the route
+  std::vector<double> bandwidth;         // the same, bytes per second
+  std::vector<double> latency;           // the same, seconds
+  std::vector<double> launch_s;          // by kind
+  std::vector<double> memory_bytes_per_s;
+  double update_bytes_per_byte = 5;
+};
+
+struct Problem {
+  MachineData machine;
+  std::vector<BlockData> blocks;
+  std::vector<ValueData> values;
+  std::vector<WeightData> weights;
+};
+
+}  // namespace soapstone
+
+#endif  // SOAPSTONE_CPP_PROBLEM_H_

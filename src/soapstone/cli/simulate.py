@@ -1,0 +1,279 @@
+"""`soapstone simulate`: the task graph of a plan, or of a model under a named strategy, with its times."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from soapstone.cli.graph import MODEL_HELP
+from soapstone.cli.output import console, print_json, progress
+from soapstone.graph import Graph
+from soapstone.machine import Machine, resolve
+from soapstone.machine.units import BYTES, SECONDS
+from soapstone.plan import Plan, Simulation, read_plan, simulation, write_plan, write_text
+from soapstone.report.trace import trace_document
+from soapstone.search.baselines import baseline
+from soapstone.sim.document import tasks_document
+from soapstone.strategy.document import read_strategy
+from soapstone.strategy.strategy import Strategy
+
+BUSIEST = 4
+"""[choice] How many devices and how many links the summary names."""
+
+MOST_DEVICES_LISTED = 16
+"""[choice] The most devices whose memory is printed one by one."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add `simulate` to the command line."""
+    app.command("simulate")(simulate)
+
+
+def simulate(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
+    plan: Annotated[
+        Path | None, typer.Argument(metavar="[PLAN]", help="A plan file; or else give --model and --machine.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="MODEL", help=MODEL_HELP)] = None,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="NAME, NAME:NODESxDEVICES, or the path of a .yaml file.")
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option("--strategy", help="A named strategy (default: data_parallel), or a file of your own."),
+    ] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="The zoo's small variant.")] = False,
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", help="Samples of one step (default: the model's own for each device)."),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option("--optimizer", help="sgd, momentum (default) or adam: what it remembers takes memory."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
+    tasks: Annotated[Path | None, typer.Option("--tasks", help="Write every task here, as JSON.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Write a timeline here, for ui.perfetto.dev.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Predict one training iteration: its time, what moves over which link, and the memory it takes.
+
+    Examples:
+
+        soapstone simulate --model alexnet --machine p100:1x4
+        soapstone simulate --model lenet --machine k80:1x4 --strategy mine.yaml -o plan.json
+        soapstone simulate plan.json --tasks tasks.json --trace trace.json
+    """
+    if plan is not None:
+        given = {"--model": model, "--machine": machine, "--strategy": strategy, "--batch": batch}
+        given |= {"--tiny": tiny or None, "--optimizer": optimizer}
+        _refuse_beside_plan(given)
+        found = _from_plan(plan)
+    else:
+        request = _Request(model, machine, strategy or "data_parallel", tiny, batch, optimizer or "momentum")
+        found = _from_request(request)
+    if output is not None:
+        write_plan(found.plan, output)
+    if tasks is not None:
+        write_text(_json(tasks_document(found.simulation.tasks, found.simulation.timeline)), tasks)
+    if trace is not None:
+        title = f"{found.plan.graph.name} on {found.plan.machine.name}, {found.strategy_name}"
+        simulated = found.simulation
+        write_text(
+            _json(trace_document(simulated.tasks, simulated.timeline, found.plan.machine, title)), trace
+        )
+    if as_json:
+        print_json(_document(found))
+    else:
+        _print(found)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is to be simulated, as a user says it."""
+
+    model: str | None
+    machine: str | None
+    strategy: str
+    tiny: bool
+    batch: int | None
+    optimizer: str
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A plan, its simulation, and what to call its strategy."""
+
+    plan: Plan
+    simulation: Simulation
+    strategy_name: str
+
+
+def _refuse_beside_plan(given: Mapping[str, object]) -> None:
+    for option, value in given.items():
+        if value is not None:
+            raise typer.BadParameter(
+                f"{option} does not go with a plan file, which has its own; leave it out."
+            )
+
+
+def _from_plan(path: Path) -> _Found:
+    plan = read_plan(path)
+    with progress(f"simulating {plan.graph.name}"):
+        simulated = plan.simulated()
+    if simulated.prediction != plan.prediction:
+        print(
+            f"soapstone: note: {path} predicts {SECONDS.short_text(plan.prediction.makespan_s)}; "
+            f"this version of Soapstone predicts {SECONDS.short_text(simulated.timeline.makespan_s)}",
+            file=sys.stderr,
+        )
+    return _Found(plan, simulated, str(path))
+
+
+def _from_request(request: _Request) -> _Found:
+    if request.model is None or request.machine is None:
+        raise typer.BadParameter("give a plan file, or both --model and --machine.")
+    machine = resolve(request.machine)
+    with progress(f"capturing {request.model}"):
+        from soapstone.frontends.source import load
+
+        devices = len(machine.devices)
+        captured = load(request.model, tiny=request.tiny, batch=request.batch, devices=devices).captured()
+    for note in captured.notes:
+        print(f"soapstone: note: {note}", file=sys.stderr)
+    strategy = _strategy(request.strategy, captured.graph, machine)
+    with progress(f"simulating {captured.graph.name}"):
+        simulated = simulation(strategy, machine, optimizer=request.optimizer)
+    model = f"{request.model}{',' if ':' in request.model else ':'}tiny" if request.tiny else request.model
+    plan = Plan(strategy, machine, simulated.prediction, model, optimizer=request.optimizer)
+    return _Found(plan, simulated, request.strategy)
+
+
+def _strategy(text: str, graph: Graph, machine: Machine) -> Strategy:
+    """The strategy of that name, or in that file."""
+    if "/" in text or text.lower().endswith((".yaml", ".yml", ".json")):
+        return read_strategy(Path(text), graph, lambda name: baseline(name, graph, machine)).checked(machine)
+    return baseline(text, graph, machine)
+
+
+def _json(document: dict[str, Any]) -> str:
+    return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _document(found: _Found) -> dict[str, Any]:
+    plan, simulated = found.plan, found.simulation
+    makespan_s = simulated.timeline.makespan_s
+    return {
+        "model": plan.model,
+        "machine": plan.machine.name,
+        "strategy": found.strategy_name,
+        "samples": plan.graph.sample_count,
+        "makespan_s": makespan_s,
+        "samples_per_s": _samples_per_s(found),
+        "tasks": dict(Counter(task.kind.value for task in simulated.tasks.tasks)),
+        "moved_bytes": simulated.tasks.moved_bytes,
+        "resources": [
+            {
+                "name": name,
+                "busy_s": busy_s,
+                "utilisation": busy_s / makespan_s if makespan_s else 0.0,
+                "bytes": moved,
+            }
+            for name, busy_s, moved in _usage(simulated, simulated.tasks.resources)
+        ],
+        "memory": [
+            {
+                "device": device.name,
+                "peak_bytes": memory.peak_bytes,
+                "capacity_bytes": device.kind.memory_bytes,
+                "at_s": memory.at_s,
+                "parts_bytes": dict(memory.parts),
+            }
+            for device, memory in zip(plan.machine.devices, simulated.memory, strict=True)
+        ],
+        "fits": simulated.prediction.fits(plan.machine),
+        "costs": plan.costs,
+        "optimizer": plan.optimizer,
+    }
+
+
+def _samples_per_s(found: _Found) -> float | None:
+    count, makespan_s = found.plan.graph.sample_count, found.simulation.timeline.makespan_s
+    return count / makespan_s if count and makespan_s else None
+
+
+def _usage(simulated: Simulation, names: Iterable[str]) -> list[tuple[str, float, int]]:
+    """For each resource, how long it is busy and how many bytes it moves."""
+    busy_s: defaultdict[str, float] = defaultdict(float)
+    moved: Counter[str] = Counter()
+    for task in simulated.tasks.tasks:
+        busy_s[task.resource] += task.duration_s
+        moved[task.resource] += task.size_bytes
+    return [(name, busy_s[name], moved[name]) for name in names]
+
+
+def _print(found: _Found) -> None:
+    screen = console()
+    plan, simulated = found.plan, found.simulation
+    screen.print(Text(f"{plan.graph.name} on {plan.machine.name}, strategy {found.strategy_name}"))
+    rate = _samples_per_s(found)
+    per_s = f"{rate:,.0f}" if rate and rate >= 1000 else f"{rate or 0:.4g}"
+    samples = f", {per_s} samples/s ({plan.graph.sample_count} a step)" if rate else ""
+    screen.print(Text(f"{SECONDS.short_text(simulated.timeline.makespan_s)} per iteration{samples}"))
+    kinds = Counter(task.kind.value for task in simulated.tasks.tasks)
+    counted = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+    screen.print(Text(f"{len(simulated.tasks.tasks):,} tasks: {counted}"))
+    screen.print(Text(f"{BYTES.short_text(simulated.tasks.moved_bytes)} moved over links"))
+    screen.print(Text(f"compute times are {plan.costs}: none was measured on a device"))
+    screen.print(_usage_table(found))
+    screen.print(_memory_table(found))
+
+
+def _usage_table(found: _Found) -> Table:
+    """The busiest devices, and the busiest links."""
+    simulated, machine = found.simulation, found.plan.machine
+    makespan_s = simulated.timeline.makespan_s
+    table = Table("busiest", box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("busy", "of the time", "bytes"):
+        table.add_column(heading, justify="right")
+    for names in ([d.name for d in machine.devices], [link.name for link in machine.links]):
+        usage = [row for row in _usage(simulated, names) if row[1] > 0]
+        for name, busy_s, moved in sorted(usage, key=lambda row: -row[1])[:BUSIEST]:
+            share = f"{busy_s / makespan_s:.1%}"
+            table.add_row(
+                Text(name), SECONDS.short_text(busy_s), share, BYTES.short_text(moved) if moved else ""
+            )
+    return table
+
+
+def _memory_table(found: _Found) -> Table:
+    """The peak of every device; of many devices, those that need the most of what they have."""
+    table = Table("device", box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("peak memory", "of", "full"):
+        table.add_column(heading, justify="right")
+    table.add_column("made up of")
+    pairs = list(zip(found.plan.machine.devices, found.simulation.memory, strict=True))
+    if len(pairs) > MOST_DEVICES_LISTED:
+        pairs.sort(key=lambda pair: -pair[1].peak_bytes / pair[0].kind.memory_bytes)
+    for device, memory in pairs[:MOST_DEVICES_LISTED]:
+        full = memory.peak_bytes / device.kind.memory_bytes
+        parts = sorted(memory.parts.items(), key=lambda part: -part[1])
+        table.add_row(
+            Text(device.name),
+            BYTES.short_text(memory.peak_bytes),
+            BYTES.short_text(device.kind.memory_bytes),
+            f"{full:.1%}" if full <= 1 else Text(f"{full:.0%}: does not fit", style="bold red"),
+            Text(", ".join(f"{kind} {BYTES.short_text(size)}" for kind, size in parts)),
+        )
+    return table

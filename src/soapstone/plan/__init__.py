@@ -1,0 +1,16 @@
+"""Plans: what is saved of a decision, and how it is simulated again."""
+
+from soapstone.plan.document import read_plan, write_plan, write_text
+from soapstone.plan.plan import COSTS, Plan, Prediction, Simulation, costs_named, simulation
+
+__all__ = [
+    "COSTS",
+    "Plan",
+    "Prediction",
+    "Simulation",
+    "costs_named",
+    "read_plan",
+    "simulation",
+    "write_plan",
+    "write_text",
+]

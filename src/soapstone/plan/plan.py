@@ -1,0 +1,106 @@
+"""A Plan: a graph, how it is split and placed on a machine, and what that is predicted to take.
+
+The search makes plans, the runtime runs them, and neither knows the other. A plan holds all that its
+prediction follows from, so that anyone can simulate it again and get the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.errors import PlanError
+from soapstone.graph import Graph
+from soapstone.machine import Machine
+from soapstone.machine.checks import did_you_mean
+from soapstone.sim.memory import STATES_PER_WEIGHT, DeviceMemory, peak_memory
+from soapstone.sim.reference import Timeline, simulate
+from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.build import Costs, task_graph
+from soapstone.tasks.task import TaskGraph
+
+COSTS: Mapping[str, Callable[[], Costs]] = MappingProxyType({"analytic": AnalyticCosts})
+"""Where durations of compute tasks may come from, by name."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one training iteration takes: time, bytes over links, and the most memory of each device."""
+
+    makespan_s: float
+    moved_bytes: int
+    memory_bytes: tuple[int, ...]
+
+    def fits(self, machine: Machine) -> bool:
+        """Whether every device has the memory it needs."""
+        return all(
+            needed <= device.kind.memory_bytes
+            for needed, device in zip(self.memory_bytes, machine.devices, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """The one task graph with its times and its memory."""
+
+    tasks: TaskGraph
+    timeline: Timeline
+    memory: tuple[DeviceMemory, ...]
+
+    @property
+    def prediction(self) -> Prediction:
+        """The figures that a plan keeps."""
+        peaks = tuple(device.peak_bytes for device in self.memory)
+        return Prediction(self.timeline.makespan_s, self.tasks.moved_bytes, peaks)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A decision. `model` is what the graph was captured from, as a user writes it (it may be empty);
+    `costs` and `optimizer` name what the prediction is based on; `search` is what the search that
+    found it has to say."""
+
+    strategy: Strategy
+    machine: Machine
+    prediction: Prediction
+    model: str = ""
+    costs: str = "analytic"
+    optimizer: str = "momentum"
+    search: Mapping[str, Any] | None = None
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that the strategy places."""
+        return self.strategy.graph
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Training throughput; None for a model without samples or a plan that takes no time."""
+        count, makespan_s = self.graph.sample_count, self.prediction.makespan_s
+        return count / makespan_s if count and makespan_s else None
+
+    def simulated(self) -> Simulation:
+        """The plan simulated again."""
+        return simulation(self.strategy, self.machine, self.costs, self.optimizer)
+
+
+def simulation(
+    strategy: Strategy, machine: Machine, costs: str = "analytic", optimizer: str = "momentum"
+) -> Simulation:
+    """The simulation of a strategy on a machine."""
+    if optimizer not in STATES_PER_WEIGHT:
+        raise PlanError(f"there is no optimizer {optimizer!r}{did_you_mean(optimizer, STATES_PER_WEIGHT)}")
+    tasks = task_graph(strategy, machine, costs_named(costs))
+    timeline = simulate(tasks)
+    memory = peak_memory(tasks, timeline, len(machine.devices), STATES_PER_WEIGHT[optimizer])
+    return Simulation(tasks, timeline, memory)
+
+
+def costs_named(name: str) -> Costs:
+    """The costs of that name."""
+    if name not in COSTS:
+        raise PlanError(f"there are no costs {name!r}{did_you_mean(name, COSTS)}")
+    return COSTS[name]()

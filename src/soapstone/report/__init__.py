@@ -1,0 +1,1 @@
+"""Reports: pictures, tables and traces of plans."""

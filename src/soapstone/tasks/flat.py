@@ -1,0 +1,223 @@
+"""A planning problem for the native core: operators gone, only dims, affine maps and figures left.
+
+`native_tasks` is the task graph of `build.task_graph` made by the native core; the two agree to the
+bit, which the property tests hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from soapstone import native
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.work import is_free
+from soapstone.errors import StrategyError
+from soapstone.graph import ITEM_BYTES, Graph, Node, Role
+from soapstone.machine import DeviceKind, Machine
+from soapstone.ops.signature import Affine, Signature
+from soapstone.strategy.blocks import Block, blocks
+from soapstone.strategy.placement import Placement
+from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.task import TaskKind
+
+KINDS = tuple(TaskKind)
+"""The kinds of tasks in the order of the native core's numbers."""
+
+
+@dataclass(frozen=True)
+class FlatTasks:
+    """A task graph as arrays, in task order. Resources are devices first, then links."""
+
+    kind: NDArray[np.uint8]
+    resource: NDArray[np.int32]
+    duration_s: NDArray[np.float64]
+    size_bytes: NDArray[np.int64]
+    after_begin: NDArray[np.int64]
+    after: NDArray[np.int32]
+    resources: tuple[str, ...]
+
+    def simulated(self) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+        """Start and end of every task, and the makespan."""
+        return native.simulate(
+            self.duration_s, self.resource, self.after_begin, self.after, len(self.resources)
+        )
+
+
+class FlatProblem:
+    """A graph's blocks and a machine, as the native core takes them."""
+
+    def __init__(
+        self, graph: Graph, machine: Machine, costs: AnalyticCosts, apart: frozenset[str] = frozenset()
+    ) -> None:
+        self.graph, self.machine, self.costs = graph, machine, costs
+        self.blocks = blocks(graph, apart)
+        self.number = {block.name: i for i, block in enumerate(self.blocks)}
+        self._home = {name: i for i, block in enumerate(self.blocks) for name in block.writes}
+        self._values, self._weights = self._exchanged(), self._trained()
+        self.native = native.Problem(
+            self._machine_data(),
+            [self._block_data(block) for block in self.blocks],
+            [self._value_data(name) for name in self._values],
+            [self._weight_data(name) for name in self._weights],
+        )
+
+    @cached_property
+    def resources(self) -> tuple[str, ...]:
+        """The names of all resources, by number."""
+        return (*(d.name for d in self.machine.devices), *(link.name for link in self.machine.links))
+
+    def degrees(self, block: Block, placement: Placement) -> list[int]:
+        """The degree of each of the leader's dims."""
+        return [placement.degree_of.get(dim, 1) for dim in self.graph.signature(block.leader).sizes]
+
+    def _exchanged(self) -> dict[str, int]:
+        """The values that one block writes and another reads, numbered."""
+        names = [
+            name
+            for name in self.graph.values
+            if name in self._home
+            and any(name in node.reads for b in self.blocks if name not in b.writes for node in b.nodes)
+        ]
+        return {name: i for i, name in enumerate(names)}
+
+    def _trained(self) -> dict[str, int]:
+        """The weights that some block reads and that get gradients, numbered."""
+        names = [
+            name
+            for name in self._weight_numbers
+            if name in self.graph.differentiable
+            and any(
+                name in node.reads and any(out in self.graph.differentiable for out in node.outputs)
+                for block in self.blocks
+                for node in block.nodes
+            )
+        ]
+        return {name: i for i, name in enumerate(names)}
+
+    @cached_property
+    def _value_numbers(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.graph.producers)}
+
+    @cached_property
+    def _weight_numbers(self) -> dict[str, int]:
+        read = dict.fromkeys(name for node in self.graph.nodes for name in node.reads)
+        weights = [name for name in read if self.graph.value(name).role is Role.WEIGHT]
+        return {name: i for i, name in enumerate(weights)}
+
+    def _machine_data(self) -> native.MachineData:
+        machine, data = self.machine, native.MachineData()
+        count = len(machine.devices)
+        kinds = list(dict.fromkeys(device.kind for device in machine.devices))
+        pairs = [(a, b) for a in range(count) for b in range(count)]
+        data.device_count, data.link_count = count, len(machine.links)
+        data.kind = [kinds.index(device.kind) for device in machine.devices]
+        data.link = [
+            machine.link_numbers[machine.narrowest_link(a, b).name] if a != b else 0 for a, b in pairs
+        ]
+        data.bandwidth = [machine.bandwidth(a, b) for a, b in pairs]
+        data.latency = [machine.latency(a, b) for a, b in pairs]
+        data.launch_s = [kind.launch_overhead_s for kind in kinds]
+        data.memory_bytes_per_s = [
+            kind.memory_bandwidth_bytes_per_s * self.costs.most_bandwidth for kind in kinds
+        ]
+        data.update_bytes_per_byte = self.costs.update_bytes_per_byte
+        self._kinds: list[DeviceKind] = kinds
+        return data
+
+    def _value_data(self, name: str) -> native.ValueData:
+        value, data = self.graph.value(name), native.ValueData()
+        data.item_bytes = ITEM_BYTES[value.dtype]
+        data.is_differentiable = name in self.graph.differentiable
+        data.number = self._value_numbers[name]
+        return data
+
+    def _weight_data(self, name: str) -> native.WeightData:
+        value, data = self.graph.value(name), native.WeightData()
+        data.item_bytes = ITEM_BYTES[value.dtype]
+        data.number = self._weight_numbers[name]
+        return data
+
+    def _block_data(self, block: Block) -> native.BlockData:
+        data = native.BlockData()
+        data.nodes = [self._node_data(block, n) for n in range(len(block.nodes))]
+        data.needs_backward = any(name in self.graph.differentiable for name in block.writes)
+        return data
+
+    def _node_data(self, block: Block, position: int) -> native.NodeData:
+        node, data = block.nodes[position], native.NodeData()
+        signature = self.graph.signature(node)
+        dims = list(signature.sizes)
+        data.sizes = list(signature.sizes.values())
+        data.is_summed = [dim in signature.summed_dims for dim in dims]
+        data.is_shared = [dim in signature.shared for dim in dims]
+        data.is_gathered = [dim in node.op.gathers for dim in dims]
+        data.synchronises = bool(signature.shared) and bool(node.op.complete(node.attrs).get("sync", True))
+        if position:
+            data.carried = block.carried[position - 1]
+        data.flops = node.op.flop_count(signature)
+        dtypes = [self.graph.value(name).dtype for name in node.outputs if self.graph.value(name).is_float]
+        dtype = dtypes[0] if dtypes else self.graph.value(node.outputs[0]).dtype
+        data.flops_per_s = [kind.peak_flops_per_s_in(dtype) * self.costs.most_flops for kind in self._kinds]
+        data.operands = [self._operand(block, node, signature, i) for i in range(len(node.operands))]
+        data.outputs = [self._output(node, signature, i) for i in range(len(node.outputs))]
+        data.writes_gradient = any(name in self.graph.differentiable for name in node.outputs)
+        data.has_backward = data.writes_gradient and any(
+            operand in self.graph.differentiable for operand in node.operands if isinstance(operand, str)
+        )
+        data.is_free_forward = is_free(self.graph, node, backward=False)
+        data.is_free_backward = is_free(self.graph, node, backward=True)
+        return data
+
+    def _operand(self, block: Block, node: Node, signature: Signature, position: int) -> native.Access:
+        operand, access = node.operands[position], native.Access()
+        axes = signature.operands[position]
+        access.is_present = isinstance(operand, str) and axes is not None
+        if not isinstance(operand, str) or axes is None:
+            return access
+        value = self.graph.value(operand)
+        access.is_finishing = position in signature.finishing
+        access.is_gathered = any(dim in node.op.gathers for axis in axes for dim in axis.dims)
+        access.wants_gradient = operand in self.graph.differentiable
+        access.item_bytes = ITEM_BYTES[value.dtype]
+        access.shape = list(value.shape)
+        access.axes = [_axis(axis, signature) for axis in axes]
+        if operand not in block.writes:
+            access.value = self._values.get(operand, -1)
+        for n, other in enumerate(block.nodes):
+            if operand in other.outputs:
+                access.inner_node, access.inner_output = n, other.outputs.index(operand)
+        access.weight = self._weights.get(operand, -1)
+        return access
+
+    def _output(self, node: Node, signature: Signature, position: int) -> native.Access:
+        access, value = native.Access(), self.graph.value(node.outputs[position])
+        access.value = self._values.get(value.name, -1)
+        access.item_bytes = ITEM_BYTES[value.dtype]
+        access.shape = list(value.shape)
+        access.axes = [_axis(axis, signature) for axis in signature.outputs[position]]
+        return access
+
+
+def _axis(axis: Affine, signature: Signature) -> native.Axis:
+    dims, data = list(signature.sizes), native.Axis()
+    data.offset, data.divisor = axis.const, axis.divisor
+    data.dims = [dims.index(dim) for dim, _ in axis.terms]
+    data.strides = [stride for _, stride in axis.terms]
+    return data
+
+
+def native_tasks(strategy: Strategy, machine: Machine, costs: AnalyticCosts) -> FlatTasks:
+    """The task graph of one training iteration, by the native core."""
+    strategy.checked(machine)
+    problem = FlatProblem(strategy.graph, machine, costs, strategy.apart)
+    planned = native.PlannedTasks(problem.native)
+    for number, block in enumerate(problem.blocks):
+        placement = strategy.placements[block.name]
+        degrees = problem.degrees(block, placement)
+        if not planned.place(number, degrees, placement.copies, list(placement.devices)):
+            raise StrategyError(f"block '{block.name}' cannot be split by {placement.degree_of}")
+    return FlatTasks(*planned.flat(), problem.resources)

@@ -1,0 +1,209 @@
+"""Models of Hugging Face from a configuration file: captured whole, and computing what transformers computes.
+
+Each configuration is made tiny, saved as transformers saves it, and read back through `hf:`. The graph,
+interpreted with the model's weights, must give the loss and the gradients of the plain transformers model,
+as it is and with every node cut into random shards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from oracles.interpreter import at_random, loss_and_gradients, tensors_of
+from torch import nn
+from transformers import AutoConfig
+
+from soapstone.errors import CaptureError
+from soapstone.frontends.source import Source, load
+from soapstone.graph import Graph, Role
+
+SIZES = {
+    "vocab_size": 48,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+BART = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 1,
+}
+CLIP_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 8,
+    "patch_size": 4,
+}
+WAVES = {
+    "conv_dim": [8, 8],
+    "conv_stride": [5, 2],
+    "conv_kernel": [10, 3],
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "bert": {**SIZES, **STILL},
+    "deberta-v2": {**SIZES, **STILL, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+    "xlnet": {"vocab_size": 48, "d_model": 16, "n_layer": 2, "n_head": 4, "d_inner": 32, "dropout": 0.0},
+    "gpt2": {
+        "vocab_size": 48,
+        "n_positions": 32,
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 4,
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+    },
+    "bloom": {"vocab_size": 48, "hidden_size": 16, "n_layer": 2, "n_head": 4, "attention_dropout": 0.0},
+    "llama": GROUPED,
+    "gemma3_text": {**GROUPED, "head_dim": 8, "sliding_window": 4, "num_hidden_layers": 6},
+    "mixtral": {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {**GROUPED, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "mamba": {"vocab_size": 48, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4},
+    "t5": {
+        "vocab_size": 48,
+        "d_model": 16,
+        "d_kv": 4,
+        "d_ff": 32,
+        "num_layers": 1,
+        "num_heads": 4,
+        "dropout_rate": 0.0,
+        "decoder_start_token_id": 0,
+    },
+    "bart": {**BART, "vocab_size": 48, "max_position_embeddings": 32},
+    "whisper": {
+        **BART,
+        "vocab_size": 48,
+        "num_mel_bins": 8,
+        "max_source_positions": 8,
+        "max_target_positions": 16,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "wav2vec2": {
+        **SIZES,
+        **WAVES,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "feat_proj_dropout": 0.0,
+        "final_dropout": 0.0,
+        "layerdrop": 0.1,
+        "ctc_loss_reduction": "mean",
+    },
+    "vit": {**CLIP_VISION, **STILL},
+    "swin": {
+        **STILL,
+        "image_size": 16,
+        "patch_size": 2,
+        "embed_dim": 8,
+        "depths": [2, 1],
+        "num_heads": [2, 4],
+        "window_size": 4,
+        "drop_path_rate": 0.0,
+    },
+    "resnet": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"},
+    "clip": {
+        "text_config": {**SIZES, "bos_token_id": 0, "eos_token_id": 2},
+        "vision_config": CLIP_VISION,
+        "projection_dim": 16,
+    },
+    "llava": {
+        "text_config": {**GROUPED, "model_type": "llama"},
+        "vision_config": {**CLIP_VISION, "model_type": "clip_vision_model"},
+        "image_token_index": 40,
+    },
+}
+TOLERANCE = {"wav2vec2": 1e-4}
+"""transformers computes the loss of wav2vec2 in single precision."""
+
+LENGTHS = {"wav2vec2": 400, "resnet": None, "vit": None, "swin": None}
+
+
+def saved(kind: str, folder: Path, **changes: Any) -> Path:
+    """A directory with the tiny configuration of a type."""
+    config = AutoConfig.for_model(kind, **{**MODELS[kind], **changes})
+    config.save_pretrained(folder)
+    return folder
+
+
+def precise(source: Source) -> Source:
+    """The same model and inputs in double precision."""
+    inputs = tuple(x.double() if x.is_floating_point() else x for x in source.inputs)
+    return replace(source, module=source.module.double(), inputs=inputs)
+
+
+def plain(source: Source) -> nn.Module:
+    """The model as transformers makes it, with the same weights."""
+    inner: Any = source.module.inner
+    config = AutoConfig.for_model(inner.config.model_type, **_clean(inner.config.to_dict()))
+    model = type(inner)._from_config(config)
+    model.load_state_dict(inner.state_dict())
+    return model.double().train()
+
+
+def _clean(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _clean(value) if isinstance(value, dict) else value
+        for key, value in fields.items()
+        if key not in ("model_type", "experts_implementation", "_experts_implementation") or key == "model_type"
+    }
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_graph_computes_what_transformers_computes(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    source = precise(load(f"hf:{saved(kind, tmp_path)}", batch=2, length=LENGTHS.get(kind, 8), weights=True))
+    captured = source.captured()
+    graph = captured.graph
+    assert not graph.opaque_nodes
+    assert graph.loss is not None
+    given = tensors_of(captured, source.module, source.inputs, source.prefix)
+    model = plain(source)
+    named = dict(zip(source.module.names, source.inputs, strict=True))
+    options = {"return_loss": True} if kind == "clip" else {}
+    expected = model(**named, **options).loss
+    expected.backward()
+    parameters = dict(model.named_parameters())
+    tolerance = TOLERANCE.get(kind, 1e-5)
+    for split in ((), (at_random(seed=5),)):
+        loss, gradients = loss_and_gradients(graph, given, *split)
+        close(loss, expected.detach(), tolerance, "loss")
+        for weight, gradient in gradients.items():
+            own = next(parameters[s] for s in graph.value(weight).sources if s in parameters)
+            if own.grad is None:
+                assert gradient is None or not gradient.any(), weight
+                continue
+            close(gradient, own.grad.reshape(graph.value(weight).shape), tolerance, weight)
+
+
+def close(found: torch.Tensor | None, wanted: torch.Tensor, tolerance: float, name: str) -> None:
+    assert found is not None, name
+    scale = max(float(wanted.abs().max()), 1e-3)
+    difference = float((found - wanted).abs().max())
+    assert difference <= tolerance * scale, f"{name}: off by {difference:.2g} at a scale of {scale:.2g}"

@@ -1,0 +1,59 @@
+"""Random strategies for random graphs on machines of every kind."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import strategies as st
+
+from oracles.graphs import graphs
+from soapstone.graph import Graph
+from soapstone.machine import Machine, preset
+from soapstone.strategy.blocks import Block, blocks
+from soapstone.strategy.placement import Placement
+from soapstone.strategy.space import Space
+from soapstone.strategy.strategy import Strategy
+
+MACHINES = (
+    "cpu:1x1",
+    "cpu:1x3",
+    "cpu:2x2",
+    "p100:1x4",
+    "p100:2x2",
+    "k80:1x2",
+    "k80:1x4",
+    "k80:2x2",
+    "summit:1x6",
+    "a100:1x4",
+    "a100:2x2",
+    "h100:1x8",
+)
+
+
+@st.composite
+def planned(draw: st.DrawFn, most_copies: int = 2) -> tuple[Strategy, Machine]:
+    """A graph with a strategy, and the machine it is for."""
+    graph, machine = draw(graphs()), preset(draw(st.sampled_from(MACHINES)))
+    return draw(strategies(graph, machine, most_copies)), machine
+
+
+@st.composite
+def strategies(draw: st.DrawFn, graph: Graph, machine: Machine, most_copies: int = 2) -> Strategy:
+    """A random strategy: some nodes stand apart, and some blocks have several shards on one device."""
+    followers = [node.name for block in blocks(graph) for node in block.followers]
+    apart = draw(st.sets(st.sampled_from(followers), max_size=2)) if followers else set()
+    random, is_stacked = Random(draw(st.integers(0, 2**16))), draw(st.booleans())
+    count = len(machine.devices)
+    placements = {
+        block.name: _stacked(graph, block, count, random)
+        if is_stacked and random.random() < 0.5
+        else Space(graph, block, count, most_copies).drawn(random)
+        for block in blocks(graph, frozenset(apart))
+    }
+    return Strategy(graph, placements, frozenset(apart))
+
+
+def _stacked(graph: Graph, block: Block, device_count: int, random: Random) -> Placement:
+    """A placement by hand: up to four shards on devices that may repeat."""
+    shape = Space(graph, block, 4).drawn(random)
+    return Placement(shape.degrees, tuple(random.randrange(device_count) for _ in shape.devices))
