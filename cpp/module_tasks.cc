@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
+#include "engine.h"
 #include "layout.h"
 #include "module.h"
 #include "problem.h"
@@ -41,34 +43,22 @@ std::span<const T> View(const Input<T>& array) {
   return {array.data(), array.shape(0)};
 }
 
-// A task graph with the layouts it has met, by block and degrees.
-class PlannedTasks {
+// Layouts as they are asked for, by block and degrees.
+class Layouts {
  public:
-  explicit PlannedTasks(std::shared_ptr<Problem> problem)
-      : problem_(std::move(problem)), layouts_(problem_->blocks.size()), graph_(problem_.get()) {}
+  explicit Layouts(std::shared_ptr<const Problem> problem)
+      : problem_(std::move(problem)), known_(problem_->blocks.size()) {}
 
-  // False if a follower of the block would be cut across its factors.
-  bool Place(std::int32_t block, const std::vector<std::int64_t>& degrees, std::int32_t copies,
-             std::vector<std::int32_t> devices) {
-    Check(block, degrees, copies, devices);
-    auto [found, is_new] = layouts_[block].try_emplace(degrees);
+  // Null if the block cannot be split so: a follower would be cut across its factors.
+  std::shared_ptr<const Layout> Find(std::int32_t block, const std::vector<std::int64_t>& degrees) {
+    auto [found, is_new] = known_[block].try_emplace(degrees);
     if (is_new) {
       auto layout = MakeLayout(*problem_, block, degrees);
       if (layout) found->second = std::make_shared<const Layout>(std::move(*layout));
     }
-    if (!found->second) return false;
-    graph_.Place(block, Placement{found->second, copies, std::move(devices)});
-    is_placed_[block] = true;
-    return true;
+    return found->second;
   }
 
-  const TaskGraph& Refreshed() {
-    if (is_placed_.size() != problem_->blocks.size()) throw std::invalid_argument("not every block is placed");
-    graph_.Refresh();
-    return graph_;
-  }
-
- private:
   void Check(std::int32_t block, const std::vector<std::int64_t>& degrees, std::int32_t copies,
              const std::vector<std::int32_t>& devices) const {
     if (block < 0 || block >= static_cast<std::int32_t>(problem_->blocks.size())) {
@@ -93,10 +83,80 @@ class PlannedTasks {
     }
   }
 
-  std::shared_ptr<Problem> problem_;
-  std::vector<std::map<std::vector<std::int64_t>, std::shared_ptr<const Layout>>> layouts_;
-  std::map<std::int32_t, bool> is_placed_;
+ private:
+  std::shared_ptr<const Problem> problem_;
+  std::vector<std::map<std::vector<std::int64_t>, std::shared_ptr<const Layout>>> known_;
+};
+
+// A task graph that is built whole when it is asked for.
+class PlannedTasks {
+ public:
+  explicit PlannedTasks(std::shared_ptr<const Problem> problem)
+      : problem_(std::move(problem)), layouts_(problem_), graph_(problem_.get()) {}
+
+  // False if the block cannot be split so.
+  bool Place(std::int32_t block, const std::vector<std::int64_t>& degrees, std::int32_t copies,
+             std::vector<std::int32_t> devices) {
+    layouts_.Check(block, degrees, copies, devices);
+    auto layout = layouts_.Find(block, degrees);
+    if (!layout) return false;
+    graph_.Place(block, Placement{std::move(layout), copies, std::move(devices)});
+    placed_.insert(block);
+    return true;
+  }
+
+  const TaskGraph& Refreshed() {
+    if (placed_.size() != problem_->blocks.size()) throw std::invalid_argument("not every block is placed");
+    graph_.Refresh();
+    return graph_;
+  }
+
+ private:
+  std::shared_ptr<const Problem> problem_;
+  Layouts layouts_;
+  std::set<std::int32_t> placed_;
   TaskGraph graph_;
+};
+
+// Proposals simulated one after the other.
+class Proposals {
+ public:
+  explicit Proposals(std::shared_ptr<const Problem> problem)
+      : problem_(std::move(problem)), layouts_(problem_), engine_(problem_.get()) {}
+
+  bool Place(std::int32_t block, const std::vector<std::int64_t>& degrees, std::int32_t copies,
+             std::vector<std::int32_t> devices) {
+    layouts_.Check(block, degrees, copies, devices);
+    auto layout = layouts_.Find(block, degrees);
+    if (!layout) return false;
+    engine_.Place(block, Placement{std::move(layout), copies, std::move(devices)});
+    placed_.insert(block);
+    return true;
+  }
+
+  double Makespan() {
+    if (placed_.size() != problem_->blocks.size()) throw std::invalid_argument("not every block is placed");
+    return engine_.Makespan();
+  }
+
+  // Infinity when the makespan exceeds the threshold, or the block cannot be split so.
+  double Propose(std::int32_t block, const std::vector<std::int64_t>& degrees, std::int32_t copies,
+                 std::vector<std::int32_t> devices, double threshold_s) {
+    layouts_.Check(block, degrees, copies, devices);
+    auto layout = layouts_.Find(block, degrees);
+    if (!layout) return Engine::kNever;
+    return engine_.Propose(block, Placement{std::move(layout), copies, std::move(devices)}, threshold_s);
+  }
+
+  void Accept() { engine_.Accept(); }
+  void Reject() { engine_.Reject(); }
+  std::int64_t task_count() const { return engine_.task_count(); }
+
+ private:
+  std::shared_ptr<const Problem> problem_;
+  Layouts layouts_;
+  std::set<std::int32_t> placed_;
+  Engine engine_;
 };
 
 nb::tuple BoundFlat(PlannedTasks& planned) {
@@ -205,11 +265,24 @@ void BindTasks(nb::module_& module) {
   nb::class_<PlannedTasks>(module, "PlannedTasks")
       .def("__init__",
            [](PlannedTasks* self, const Problem& problem) {
-             new (self) PlannedTasks(std::make_shared<Problem>(problem));
+             new (self) PlannedTasks(std::make_shared<const Problem>(problem));
            })
       .def("place", &PlannedTasks::Place, nb::arg("block"), nb::arg("degrees"), nb::arg("copies"),
            nb::arg("devices"))
       .def("flat", &BoundFlat);
+  nb::class_<Proposals>(module, "Proposals")
+      .def("__init__",
+           [](Proposals* self, const Problem& problem) {
+             new (self) Proposals(std::make_shared<const Problem>(problem));
+           })
+      .def("place", &Proposals::Place, nb::arg("block"), nb::arg("degrees"), nb::arg("copies"),
+           nb::arg("devices"))
+      .def("makespan", &Proposals::Makespan)
+      .def("propose", &Proposals::Propose, nb::arg("block"), nb::arg("degrees"), nb::arg("copies"),
+           nb::arg("devices"), nb::arg("threshold_s"))
+      .def("accept", &Proposals::Accept)
+      .def("reject", &Proposals::Reject)
+      .def_prop_ro("task_count", &Proposals::task_count);
   module.def("simulate", &BoundSimulate, nb::arg("duration_s").noconvert(), nb::arg("resource").noconvert(),
              nb::arg("after_begin").noconvert(), nb::arg("after").noconvert(), nb::arg("resource_count"));
 }

@@ -293,15 +293,21 @@ void TaskGraph::Place(std::int32_t block, Placement placement) {
 }
 
 void TaskGraph::Refresh() {
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    if (is_stale_[group]) Rebuilt(static_cast<std::int32_t>(group));
+  }
+}
+
+Group TaskGraph::Rebuilt(std::int32_t group) {
+  is_stale_[group] = 0;
+  return std::exchange(groups_[group], Build(group));
+}
+
+Group TaskGraph::Build(std::int32_t group) const {
   const auto blocks = static_cast<std::int32_t>(problem_->blocks.size());
   const auto values = static_cast<std::int32_t>(problem_->values.size());
-  for (std::int32_t g = 0; g < static_cast<std::int32_t>(groups_.size()); ++g) {
-    if (!is_stale_[g]) continue;
-    groups_[g] = g < blocks            ? BuildCompute(g)
-                 : g < blocks + values ? BuildValue(g - blocks)
-                                       : BuildWeight(g - blocks - values);
-    is_stale_[g] = 0;
-  }
+  if (group < blocks) return BuildCompute(group);
+  return group < blocks + values ? BuildValue(group - blocks) : BuildWeight(group - blocks - values);
 }
 
 Group TaskGraph::BuildCompute(std::int32_t block) const {

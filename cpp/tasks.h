@@ -13,6 +13,7 @@
 #include <compare>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "exchange.h"
@@ -101,7 +102,20 @@ class TaskGraph {
   // REQUIRES: Refresh() was called after the last Place().
   FlatTasks Flat() const;
 
+  // Groups are numbered: first one for each block, then for each value, then for each weight.
   const std::vector<Group>& groups() const { return groups_; }
+
+  const Placement& placement(std::int32_t block) const { return placements_[block]; }
+
+  // The groups that depend on a block's placement, its own first.
+  const std::vector<std::int32_t>& touched(std::int32_t block) const { return touched_[block]; }
+
+  // Rebuilds one group from the placements as they are; returns what it was.
+  Group Rebuilt(std::int32_t group);
+
+  // Puts back a placement whose groups are put back by SwapIn().
+  void Restore(std::int32_t block, Placement placement) { placements_[block] = std::move(placement); }
+  void SwapIn(std::int32_t group, Group* tasks) { std::swap(groups_[group], *tasks); }
 
  private:
   std::int32_t ValueGroup(std::int32_t value) const;
@@ -125,6 +139,7 @@ class TaskGraph {
   // The backward tasks of a reading on one device.
   std::vector<TaskRef> Givers(const Reading& reading, std::int32_t device) const;
 
+  Group Build(std::int32_t group) const;
   Group BuildCompute(std::int32_t block) const;
   Group BuildValue(std::int32_t value) const;
   Group BuildWeight(std::int32_t weight) const;

@@ -126,22 +126,30 @@ class Held:
     devices: tuple[int, ...]
 
 
+Sent = dict[tuple[int, int, Elements], list[frozenset[Held]]]
+"""For a giver, a taker and elements: the sets of sources that are added up and sent."""
+
+
 def expected(machine: Machine, held: list[Held], wanted: set[tuple[int, Elements]]) -> Moved:
     """What has to move so that every device gets the elements it wants, of every summand."""
-    moves: dict[tuple[int, int, Elements], list[Held]] = {}
+    sent: Sent = {}
     turns = sorted({device for device, wish in wanted if wish})
     for device, wish in wanted:
+        parts: dict[tuple[int, Elements], set[Held]] = {}
         for source in held:
             overlap = source.elements & wish
             if overlap and device not in source.devices:
                 widest = max(machine.bandwidth(d, device) for d in source.devices)
                 near = sorted(d for d in source.devices if machine.bandwidth(d, device) == widest)
                 giver = near[turns.index(device) % len(near)]
-                moves.setdefault((giver, device, overlap), []).append(source)
+                parts.setdefault((giver, overlap), set()).add(source)
+        for (giver, overlap), sources in parts.items():
+            same = sent.setdefault((giver, device, overlap), [])
+            if frozenset(sources) not in same:
+                same.append(frozenset(sources))
     found: Moved = Counter()
-    for group in components({(a, b) for a, b, _ in moves}):
-        own = {move: sources for move, sources in moves.items() if move[0] in group}
-        found += collected(group, own)
+    for group in components({(a, b) for a, b, _ in sent}):
+        found += collected(group, {move: sources for move, sources in sent.items() if move[0] in group})
     return found
 
 
@@ -154,15 +162,15 @@ def components(pairs: set[tuple[int, int]]) -> list[set[int]]:
     return groups
 
 
-def collected(group: set[int], moves: dict[tuple[int, int, Elements], list[Held]]) -> Moved:
+def collected(group: set[int], sent: Sent) -> Moved:
     """One collective if the moves among these devices form one, else each for itself."""
-    transfers: Moved = Counter(("transfer", len(box), 2) for _, _, box in moves)
-    n, by_pair = len(group), {(a, b): box for a, b, box in moves}
+    transfers: Moved = Counter(("transfer", len(box), 2) for (_, _, box), sums in sent.items() for _ in sums)
+    n, by_pair = len(group), {(a, b): box for a, b, box in sent}
     sizes = {len(box) for box in by_pair.values()}
-    if len(moves) != n * (n - 1) or len(by_pair) != n * (n - 1) or len(sizes) != 1:
+    if transfers.total() != n * (n - 1) or len(by_pair) != n * (n - 1) or len(sizes) != 1:
         return transfers
     (size,) = sizes
-    sources = [source for given in moves.values() for source in given]
+    sources = [source for sums in sent.values() for given in sums for source in given]
     adds = any(a.summand != b.summand and a.elements & b.elements for a in sources for b in sources)
     boxes = set(by_pair.values())
     sent = {a: {box for (s, _), box in by_pair.items() if s == a} for a in group}

@@ -69,8 +69,8 @@ def graph(
     """
     if summary and (as_json or output is not None):
         raise typer.BadParameter("--summary is for reading: leave out --json and --output.")
-    if output is not None and output.is_dir():
-        raise typer.BadParameter(f"{output} is a directory; name a file to write the graph to.")
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise typer.BadParameter(f"{output} is not a place for a file; name one in a directory that exists.")
     captured = _captured(model, tiny, batch, length, loss)
     for note in captured.notes:
         print(f"soapstone: note: {note}", file=sys.stderr)

@@ -52,8 +52,9 @@ def called(path: Path, function: str, batch: int | None) -> Made:
     if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
         raise CaptureError(f"{what} {_WANTED}, not {_kind(returned)}")
     module, inputs, loss = returned if len(returned) == 3 else (*returned, None)
+    checked = _module(module, what)
     names, tensors = _tensors(inputs, what)
-    return Made(_module(module, what), tensors, names, loss, arguments.get("batch"))
+    return Made(checked, tensors, names, loss, arguments.get("batch"))
 
 
 @contextmanager
@@ -112,7 +113,7 @@ def _arguments(function: Callable[..., Any], what: str, batch: int | None) -> di
     if needed and needed != ["batch"]:
         first = next(name for name in needed if name != "batch")
         raise CaptureError(
-            f"{what} needs an argument '{first}', which nobody gives it: let it have a default"
+            f"{what} needs an argument '{first}', which it is not given: let it have a default"
         )
     if "batch" not in parameters:
         if batch is not None:
@@ -155,7 +156,8 @@ def _tensors(inputs: Any, what: str) -> tuple[tuple[str, ...], tuple[Tensor, ...
 
 def _told(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
-        return f"{error.msg} in line {error.lineno}"
+        at = f" at {Path(error.filename).name}:{error.lineno}" if error.filename else ""
+        return f"{error.msg}{at}"
     if isinstance(error, SystemExit):
         return (
             f"it ends the program{place_of_error(error)}: keep what starts a run under"
@@ -169,6 +171,7 @@ def _kind(value: object) -> str:
     """A value as a sentence names it."""
     if value is None:
         return "nothing (None)"
+    name = type(value).__name__
     if isinstance(value, tuple | list | dict):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"
+        return f"a {name} of {len(value)}"
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -8,10 +8,10 @@ and the gradients of weights:
     a Sink     is a box that one device needs: for every element, the sum over all summands.
 
 A sink takes each summand from its own device if that holds a copy, else from the copy with the
-widest route; equally wide ones take turns. What one device sends to another of the same box is
-added up before it is sent, so that equal boxes move once. Transfers that together form a known
-pattern between n devices are one collective (`recognised`): every ordered pair of devices moves one
-box, all of one size, and
+widest route; equally wide ones take turns. What one device gives a sink of the same box is added up
+before it is sent, and sinks of one device that want the same have it sent once. Transfers that
+together form a known pattern between n devices are one collective (`recognised`): every ordered pair
+of devices moves one box, all of one size, and
 
     boxes are added on arrival      all the same box               all_reduce
                                     a box for each receiver        reduce_scatter
@@ -83,8 +83,9 @@ def exchange(sources: Sequence[Source], sinks: Sequence[Sink], machine: Machine)
     """How the sinks get what they need. Neither order matters but for the numbers in the result."""
     turn = {device: i for i, device in enumerate(sorted({sink.device for sink in sinks}))}
     local: list[tuple[int, int]] = []
-    parts: dict[tuple[int, int, Box], tuple[set[tuple[int, int]], set[int]]] = {}
+    takers: dict[tuple[int, int, Box, tuple[int, ...]], list[int]] = {}
     for k, sink in enumerate(sinks):
+        parts: dict[tuple[int, Box], list[int]] = {}  # (giver, box) -> sources to be added up
         for i, source in enumerate(sources):
             overlap = intersection(source.box, sink.box)
             if overlap is None:
@@ -93,14 +94,14 @@ def exchange(sources: Sequence[Source], sinks: Sequence[Sink], machine: Machine)
                 local.append((i, k))
                 continue
             giver = _nearest(source.devices, sink.device, turn[sink.device], machine)
-            given, taken = parts.setdefault((giver, sink.device, overlap), (set(), set()))
-            given.add((i, giver))
-            taken.add(k)
+            parts.setdefault((giver, overlap), []).append(i)
+        for (giver, box), given in parts.items():
+            takers.setdefault((giver, sink.device, box, tuple(given)), []).append(k)
     transfers = [
-        Move(Pattern.TRANSFER, (a, b), volume(box), tuple(sorted(given)), tuple(sorted(taken)))
-        for (a, b, box), (given, taken) in sorted(parts.items())
+        Move(Pattern.TRANSFER, (a, b), volume(box), tuple((i, a) for i in given), tuple(taken))
+        for (a, b, box, given), taken in sorted(takers.items())
     ]
-    boxes = [box for _, _, box in sorted(parts)]
+    boxes = [box for _, _, box, _ in sorted(takers)]
     return Exchange(
         tuple(_with_collectives(transfers, boxes, sources)),
         tuple(sorted(set(local))),
