@@ -66,11 +66,13 @@ double Engine::Propose(std::int32_t block, Placement placement, double threshold
 }
 
 void Engine::Accept() {
+  if (proposed_ < 0) return;
   proposed_ = -1;
   saved_.clear();
 }
 
 void Engine::Reject() {
+  if (proposed_ < 0) return;
   graph_.Restore(proposed_, std::move(replaced_));
   std::set<std::int32_t> neighbours;
   for (Saved& saved : saved_) {

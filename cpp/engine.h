@@ -35,7 +35,7 @@ class Engine {
   double Makespan();
 
   // The makespan if a block were placed so; kNever as soon as it is certain to exceed `threshold_s`. The
-  // proposal stands until Accept() or Reject(), one of which must follow.
+  // proposal stands until Accept() or Reject(), one of which must follow; without a proposal they do nothing.
   double Propose(std::int32_t block, Placement placement, double threshold_s);
   void Accept();
   void Reject();

@@ -28,6 +28,7 @@ from soapstone._core import (
     NodeData,
     PlannedTasks,
     Problem,
+    Proposals,
     ValueData,
     WeightData,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "NodeData",
     "PlannedTasks",
     "Problem",
+    "Proposals",
     "ValueData",
     "WeightData",
     "grid_overlaps",

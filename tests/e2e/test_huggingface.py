@@ -164,7 +164,7 @@ def precise(source: Source) -> Source:
 def plain(kind: str, source: Source) -> nn.Module:
     """The model as transformers makes it, with the same weights."""
     config = AutoConfig.for_model(kind, **{**MODELS[kind], **SETTLED.get(kind, {})})
-    model = type(source.module.inner)._from_config(config)
+    model = type(source.module.inner)._from_config(config, experts_implementation="eager")
     model.load_state_dict(source.module.inner.state_dict())
     return model.double().train()
 

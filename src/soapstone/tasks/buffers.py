@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from soapstone.graph import ITEM_BYTES, Graph, Node
 from soapstone.ops.box import contains, volume
 from soapstone.tasks.exchange import Exchange, Sink, Source
-from soapstone.tasks.kept import Kept, is_view, kept
+from soapstone.tasks.kept import Kept, kept
 from soapstone.tasks.placed import Placed
 from soapstone.tasks.task import Buffer, BufferKind, Key
 
@@ -111,29 +111,22 @@ class Ledger:
         for shard, copy, device in placed.shards():
             slots: dict[str, Slot] = {}
             for n, node in enumerate(placed.block.nodes):
-                made_by = placed.forward(placed.segments.writes_in[n], shard, copy)
-                back = placed.backward(placed.segments.reads_in[n], shard, copy)
-                seen = self._seen(placed, n)
+                first, last = placed.segments.reads_in[n], placed.segments.writes_in[n]
+                made_by = {placed.forward(first, shard, copy), placed.forward(last, shard, copy)}
+                back = placed.backward(first, shard, copy)
+                seen = _seen(placed, n)
                 for name in node.outputs:
                     slots[name] = (
-                        self.hold(BufferKind.ACTIVATION, device, sizes[name][shard], [made_by])
+                        self.hold(BufferKind.ACTIVATION, device, sizes[name][shard], made_by)
                         if seen is None
                         else slots[seen]
                     )
                     self.written[placed.number, shard, copy, name] = slots[name]
                 for slot in (slots[o] for o in (*node.operands, *node.outputs) if o in slots):
-                    slot.needed_by.add(made_by)
+                    slot.needed_by.update(made_by)
                 for name in self._kept_names(node):
                     if name in slots:
                         slots[name].needed_by.add(back)
-
-    def _seen(self, placed: Placed, number: int) -> str | None:
-        """The value that a node only looks at in another shape or order; None for any other node."""
-        if number == 0:
-            return None
-        node, position = placed.block.nodes[number], placed.block.carried[number - 1]
-        operand = node.operands[position]
-        return operand if isinstance(operand, str) and is_view(self.graph, node, position) else None
 
     def _kept_names(self, node: Node) -> list[str]:
         kept = self.kept(node)
@@ -181,3 +174,10 @@ def _arrivals(found: Exchange, keys: Sequence[Sequence[Key]]) -> Mapping[int, se
         for sink in move.sinks:
             arrivals.setdefault(sink, set()).update(own)
     return arrivals
+
+
+def _seen(placed: Placed, number: int) -> str | None:
+    """The value of the block that a node is only a view of; None for any other node."""
+    node = placed.block.nodes[number]
+    operand = node.operands[placed.block.carried[number - 1]] if number and node.op.is_view else None
+    return operand if isinstance(operand, str) else None

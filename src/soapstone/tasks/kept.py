@@ -52,17 +52,6 @@ def kept(graph: Graph, node: Node) -> Kept:
     return Kept(frozenset(i for i in read if f"x{i}" in needed), _SUM in needed)
 
 
-def is_view(graph: Graph, node: Node, operand: int) -> bool:
-    """Whether a node only looks at this operand, all of it, in another shape or order."""
-    value = node.operands[operand]
-    if node.op.body is None or len(node.outputs) != 1 or not isinstance(value, str):
-        return False
-    if graph.value(value).dtype != graph.value(node.outputs[0]).dtype:
-        return False
-    body = _body(node, graph.signature(node))
-    return body.op == "var" and body.args == (f"x{operand}",)
-
-
 def _body(node: Node, signature: Signature) -> Scalar:
     return node.op.body_meaning(signature, dict.fromkeys(signature.sizes, 0), node.attrs)
 
