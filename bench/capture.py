@@ -182,6 +182,8 @@ def outcome(kind: str) -> Outcome:
                     break
                 except SoapstoneError as error:
                     said = str(error).removeprefix(f"{file}: ")
+                    if "can be built" in said:
+                        break
                     if "cannot be built" not in said:
                         return Outcome(kind, "refused", time.perf_counter() - started, said=said)
         except Exception as error:  # noqa: BLE001

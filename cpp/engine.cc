@@ -14,8 +14,8 @@ std::int64_t Femtoseconds(double seconds) { return static_cast<std::int64_t>(sec
 
 }  // namespace
 
-Engine::Engine(const Problem* problem)
-    : graph_(problem),
+Engine::Engine(const Problem* problem, BoxTables* tables)
+    : graph_(problem, tables),
       blocks_(static_cast<std::int32_t>(problem->blocks.size())),
       resources_(problem->machine.device_count + problem->machine.link_count),
       waits_(graph_.groups().size()),
@@ -117,7 +117,14 @@ void Engine::Arrive(TaskRef task, double end_s) {
   const std::int32_t id = base_[task.group] + task.task;
   ready_s_[id] = std::max(ready_s_[id], end_s);
   if (--remaining_[id] == 0) {
-    queue_.push_back({ready_s_[id], graph_.groups()[task.group].order[task.task], task});
+    const Group& group = graph_.groups()[task.group];
+    if (task.task >= group.task_count()) {  // a gate
+      for (std::int32_t e = group.own.begin[task.task]; e < group.own.begin[task.task + 1]; ++e) {
+        Arrive(group.own.targets[e], ready_s_[id]);
+      }
+      return;
+    }
+    queue_.push_back({ready_s_[id], group.order[task.task], task});
     std::push_heap(queue_.begin(), queue_.end(), [](const Event& a, const Event& b) {
       return a.ready_s != b.ready_s ? a.ready_s > b.ready_s : a.order > b.order;
     });
@@ -135,7 +142,7 @@ double Engine::Run(double threshold_s) {
     if (static_cast<double>(work_fs) > limit_fs) return kNever;
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    base_[g + 1] = base_[g] + static_cast<std::int32_t>(groups[g].kind.size());
+    base_[g + 1] = base_[g] + groups[g].size();
   }
   remaining_.resize(base_.back());
   ready_s_.assign(base_.back(), 0);
@@ -144,9 +151,9 @@ double Engine::Run(double threshold_s) {
   queue_.clear();
   for (std::size_t g = 0; g < groups.size(); ++g) {
     std::copy(waits_[g].begin(), waits_[g].end(), remaining_.begin() + base_[g]);
-    for (std::size_t t = 0; t < waits_[g].size(); ++t) {
+    for (std::int32_t t = 0; t < groups[g].task_count(); ++t) {
       if (waits_[g][t] == 0) {
-        queue_.push_back({0, groups[g].order[t], {static_cast<std::int32_t>(g), static_cast<std::int32_t>(t)}});
+        queue_.push_back({0, groups[g].order[t], {static_cast<std::int32_t>(g), t}});
       }
     }
   }

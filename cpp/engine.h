@@ -23,8 +23,8 @@ class Engine {
  public:
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
-  // REQUIRES: the problem outlives the engine.
-  explicit Engine(const Problem* problem);
+  // REQUIRES: problem and tables outlive the engine.
+  Engine(const Problem* problem, BoxTables* tables);
 
   // Places a block for good.
   void Place(std::int32_t block, Placement placement);

@@ -33,7 +33,7 @@ std::pair<std::int64_t, std::int64_t> Image(const Axis& axis, const Points& poin
   return {-FloorDiv(-low, axis.divisor), FloorDiv(high, axis.divisor) + 1};
 }
 
-BoxBounds Written(const Access& output, const Points& points) {
+BoxBounds WrittenBox(const Access& output, const Points& points) {
   BoxBounds box;
   box.reserve(2 * output.axes.size());
   for (const Axis& axis : output.axes) {
@@ -95,6 +95,14 @@ std::optional<Points> Followed(const NodeData& node, const BoxBounds& box) {
       lo %= stride;
     }
   }
+  // What it writes is a box only if factored axes are cut outermost first.
+  for (const std::vector<std::int32_t>& dims : node.factored) {
+    for (std::size_t i = 0; i + 1 < dims.size(); ++i) {
+      const std::int64_t outer = points[2 * dims[i] + 1] - points[2 * dims[i]];
+      const std::int64_t inner = points[2 * dims[i + 1] + 1] - points[2 * dims[i + 1]];
+      if (inner != node.sizes[dims[i + 1]] && outer != 1) return std::nullopt;
+    }
+  }
   return points;
 }
 
@@ -141,7 +149,7 @@ double ComputeSeconds(const MachineData& machine, const NodeData& node, const Po
                       std::int32_t kind, bool backward) {
   if (backward ? !node.has_backward || node.is_free_backward : node.is_free_forward) return 0;
   std::int64_t bytes = 0;
-  for (const Access& output : node.outputs) bytes += Volume(Written(output, points)) * output.item_bytes;
+  for (const Access& output : node.outputs) bytes += Volume(WrittenBox(output, points)) * output.item_bytes;
   std::int64_t pointed_at = 1;
   for (std::size_t dim = 0; dim < node.sizes.size(); ++dim) {
     if (!node.is_gathered[dim]) pointed_at *= points[2 * dim + 1] - points[2 * dim];
@@ -172,7 +180,7 @@ bool IsAtHand(const BlockData& block, const NodeData& node, const Points& own,
     const auto read = Read(node, operand, own);
     if (!read) continue;
     const Access& output = block.nodes[operand.inner_node].outputs[operand.inner_output];
-    if (Intersection(Written(output, points[operand.inner_node][shard]), *read) != *read) return false;
+    if (Intersection(WrittenBox(output, points[operand.inner_node][shard]), *read) != *read) return false;
   }
   return true;
 }
@@ -186,6 +194,34 @@ Alike AlikeOf(const std::vector<Points>& row) {
     alike[found->second].push_back(static_cast<std::int32_t>(shard));
   }
   return alike;
+}
+
+// The boxes that shards write, found by the cell of the grid that each fills.
+Written Gridded(Port port, const std::vector<BoxBounds>& boxes, const std::vector<std::int64_t>& shape,
+                const std::vector<std::int32_t>& summands) {
+  Written written;
+  std::map<std::pair<std::int32_t, BoxBounds>, std::vector<std::int32_t>> held;
+  for (std::size_t shard = 0; shard < boxes.size(); ++shard) {
+    const std::int32_t summand = summands.empty() ? 0 : summands[shard];
+    held[{summand, boxes[shard]}].push_back(static_cast<std::int32_t>(shard));
+  }
+  std::int64_t cells = 1;
+  for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+    written.steps.push_back(boxes[0][2 * axis + 1] - boxes[0][2 * axis]);
+    written.counts.push_back(shape[axis] / written.steps[axis]);
+    cells *= written.counts[axis];
+  }
+  written.cells.resize(cells);
+  for (auto& [key, shards] : held) {
+    std::int64_t cell = 0;
+    for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+      cell = cell * written.counts[axis] + key.second[2 * axis] / written.steps[axis];
+    }
+    written.cells[cell].push_back(static_cast<std::int32_t>(written.held.size()));
+    written.held.push_back({key.first, port.boxes[shards[0]], std::move(shards)});
+  }
+  written.port = std::move(port);
+  return written;
 }
 
 struct Part {
@@ -211,7 +247,12 @@ std::optional<BoxBounds> Intersection(const BoxBounds& a, const BoxBounds& b) {
   return both;
 }
 
-std::optional<Layout> MakeLayout(const Problem& problem, std::int32_t block,
+BoxTables::BoxTables(const Problem& problem) {
+  for (const ValueData& value : problem.values) values.emplace_back(value.rank);
+  for (const WeightData& weight : problem.weights) weights.emplace_back(weight.rank);
+}
+
+std::optional<Layout> MakeLayout(const Problem& problem, BoxTables* tables, std::int32_t block,
                                  const std::vector<std::int64_t>& degrees) {
   const BlockData& data = problem.blocks[block];
   Layout layout;
@@ -224,7 +265,7 @@ std::optional<Layout> MakeLayout(const Problem& problem, std::int32_t block,
     const Access& source = data.nodes[carried.inner_node].outputs[carried.inner_output];
     std::vector<Points> row;
     for (std::int32_t shard = 0; shard < layout.parts; ++shard) {
-      auto followed = Followed(node, Written(source, points[carried.inner_node][shard]));
+      auto followed = Followed(node, WrittenBox(source, points[carried.inner_node][shard]));
       if (!followed || !IsAtHand(data, node, *followed, points, shard)) return std::nullopt;
       row.push_back(std::move(*followed));
     }
@@ -282,7 +323,7 @@ std::optional<Layout> MakeLayout(const Problem& problem, std::int32_t block,
         seam.segment = static_cast<std::int32_t>(parts.size()) - 1;
         seam.item_bytes = output.item_bytes;
         for (std::int32_t shard = 0; shard < layout.parts; ++shard) {
-          seam.boxes.push_back(Written(output, points[0][shard]));
+          seam.boxes.push_back(WrittenBox(output, points[0][shard]));
         }
         seam.summands = layout.summands;
         layout.seams.push_back(std::move(seam));
@@ -302,8 +343,10 @@ std::optional<Layout> MakeLayout(const Problem& problem, std::int32_t block,
       port.segment = reads_in[n];
       port.alike = static_cast<std::int32_t>(n);
       port.gives_gradient = node.writes_gradient;
+      BoxTable& table = operand.value >= 0 ? tables->values[operand.value] : tables->weights[operand.weight];
       for (std::int32_t shard = 0; shard < layout.parts; ++shard) {
-        port.boxes.push_back(Read(node, operand, points[n][shard]));
+        const auto box = Read(node, operand, points[n][shard]);
+        port.boxes.push_back(box ? table.Number(*box) : BoxTable::kNone);
       }
       (operand.value >= 0 ? layout.read : layout.weights).push_back(std::move(port));
     }
@@ -313,10 +356,13 @@ std::optional<Layout> MakeLayout(const Problem& problem, std::int32_t block,
       port.subject = output.value;
       port.segment = writes_in[n];
       port.alike = static_cast<std::int32_t>(n);
+      std::vector<BoxBounds> boxes;
       for (std::int32_t shard = 0; shard < layout.parts; ++shard) {
-        port.boxes.emplace_back(Written(output, points[n][shard]));
+        boxes.push_back(WrittenBox(output, points[n][shard]));
+        port.boxes.push_back(tables->values[output.value].Number(boxes.back()));
       }
-      layout.written.push_back(std::move(port));
+      layout.written.push_back(Gridded(std::move(port), boxes, output.shape,
+                                       layout.is_partial ? layout.summands : std::vector<std::int32_t>()));
     }
   }
 

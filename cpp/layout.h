@@ -2,15 +2,17 @@
 //
 // The twin of src/soapstone/strategy/layout.py and tasks/segments.py; independent of devices.
 //
-// Thread safety: immutable once made.
+// Thread safety: immutable once made; boxes are numbered in tables that belong to one thread.
 
 #ifndef SOAPSTONE_CPP_LAYOUT_H_
 #define SOAPSTONE_CPP_LAYOUT_H_
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
+#include "boxtable.h"
 #include "problem.h"
 
 namespace soapstone {
@@ -33,7 +35,49 @@ struct Port {
   std::int32_t segment = 0;     // before which it is needed, or after which it exists
   std::int32_t alike = 0;       // which entry of Layout::alike says what shards have in common
   bool gives_gradient = false;  // whether reading it leads to a gradient of it
-  std::vector<std::optional<BoxBounds>> boxes;
+  std::vector<std::int32_t> boxes;  // by shard: its number, or kNone
+};
+
+// A box that shards of the writer hold: copies of it, or one summand of it.
+struct Held {
+  std::int32_t summand = 0;
+  std::int32_t box = 0;
+  std::vector<std::int32_t> shards;
+};
+
+// What the shards write of a value: the cells of a grid, so that the cells under a box are found directly.
+struct Written {
+  Port port;
+  std::vector<Held> held;                        // sorted by (summand, box)
+  std::vector<std::int64_t> steps;               // by axis: the length of a cell
+  std::vector<std::int64_t> counts;              // by axis: how many cells
+  std::vector<std::vector<std::int32_t>> cells;  // by cell, row-major: entries of `held`
+
+  // Calls visit(entry of `held`) for every box held that overlaps the box.
+  template <typename Visit>
+  void ForEachUnder(std::span<const std::int64_t> bounds, const Visit& visit) const {
+    Descend(bounds, 0, 0, visit);
+  }
+
+ private:
+  template <typename Visit>
+  void Descend(std::span<const std::int64_t> bounds, std::size_t axis, std::int64_t cell, const Visit& visit) const {
+    if (axis == steps.size()) {
+      for (const std::int32_t entry : cells[cell]) visit(entry);
+      return;
+    }
+    const std::int64_t first = bounds[2 * axis] / steps[axis];
+    const std::int64_t last = (bounds[2 * axis + 1] - 1) / steps[axis];
+    for (std::int64_t at = first; at <= last; ++at) Descend(bounds, axis + 1, cell * counts[axis] + at, visit);
+  }
+};
+
+// The boxes of all values and weights.
+struct BoxTables {
+  explicit BoxTables(const Problem& problem);
+
+  std::vector<BoxTable> values;
+  std::vector<BoxTable> weights;
 };
 
 // Boxes that shards exchange among themselves between two segments.
@@ -52,7 +96,7 @@ struct Layout {
   bool is_partial = false;                // whether its values are partial sums to their readers
   std::vector<std::int32_t> summands;     // by shard
   std::vector<Alike> alike;               // by node
-  std::vector<Port> written;              // values
+  std::vector<Written> written;           // values
   std::vector<Port> read;                 // values
   std::vector<Port> weights;              // weights read
   std::vector<SeamData> seams;
@@ -65,7 +109,7 @@ struct Layout {
 //
 // REQUIRES: degrees are legal for the leader: they divide the sizes, and a factored axis is cut outermost
 // first.
-std::optional<Layout> MakeLayout(const Problem& problem, std::int32_t block,
+std::optional<Layout> MakeLayout(const Problem& problem, BoxTables* tables, std::int32_t block,
                                  const std::vector<std::int64_t>& degrees);
 
 }  // namespace soapstone

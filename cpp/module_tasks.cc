@@ -47,13 +47,15 @@ std::span<const T> View(const Input<T>& array) {
 class Layouts {
  public:
   explicit Layouts(std::shared_ptr<const Problem> problem)
-      : problem_(std::move(problem)), known_(problem_->blocks.size()) {}
+      : problem_(std::move(problem)), tables_(*problem_), known_(problem_->blocks.size()) {}
+
+  BoxTables* tables() { return &tables_; }
 
   // Null if the block cannot be split so: a follower would be cut across its factors.
   std::shared_ptr<const Layout> Find(std::int32_t block, const std::vector<std::int64_t>& degrees) {
     auto [found, is_new] = known_[block].try_emplace(degrees);
     if (is_new) {
-      auto layout = MakeLayout(*problem_, block, degrees);
+      auto layout = MakeLayout(*problem_, &tables_, block, degrees);
       if (layout) found->second = std::make_shared<const Layout>(std::move(*layout));
     }
     return found->second;
@@ -85,6 +87,7 @@ class Layouts {
 
  private:
   std::shared_ptr<const Problem> problem_;
+  BoxTables tables_;
   std::vector<std::map<std::vector<std::int64_t>, std::shared_ptr<const Layout>>> known_;
 };
 
@@ -92,7 +95,7 @@ class Layouts {
 class PlannedTasks {
  public:
   explicit PlannedTasks(std::shared_ptr<const Problem> problem)
-      : problem_(std::move(problem)), layouts_(problem_), graph_(problem_.get()) {}
+      : problem_(std::move(problem)), layouts_(problem_), graph_(problem_.get(), layouts_.tables()) {}
 
   // False if the block cannot be split so.
   bool Place(std::int32_t block, const std::vector<std::int64_t>& degrees, std::int32_t copies,
@@ -122,7 +125,7 @@ class PlannedTasks {
 class Proposals {
  public:
   explicit Proposals(std::shared_ptr<const Problem> problem)
-      : problem_(std::move(problem)), layouts_(problem_), engine_(problem_.get()) {}
+      : problem_(std::move(problem)), layouts_(problem_), engine_(problem_.get(), layouts_.tables()) {}
 
   bool Place(std::int32_t block, const std::vector<std::int64_t>& degrees, std::int32_t copies,
              std::vector<std::int32_t> devices) {
@@ -223,6 +226,7 @@ void BindTasks(nb::module_& module) {
       .def_rw("is_shared", &NodeData::is_shared)
       .def_rw("is_gathered", &NodeData::is_gathered)
       .def_rw("synchronises", &NodeData::synchronises)
+      .def_rw("factored", &NodeData::factored)
       .def_rw("carried", &NodeData::carried)
       .def_rw("flops", &NodeData::flops)
       .def_rw("flops_per_s", &NodeData::flops_per_s)
@@ -238,11 +242,13 @@ void BindTasks(nb::module_& module) {
       .def_rw("needs_backward", &BlockData::needs_backward);
   nb::class_<ValueData>(module, "ValueData")
       .def(nb::init<>())
+      .def_rw("rank", &ValueData::rank)
       .def_rw("item_bytes", &ValueData::item_bytes)
       .def_rw("is_differentiable", &ValueData::is_differentiable)
       .def_rw("number", &ValueData::number);
   nb::class_<WeightData>(module, "WeightData")
       .def(nb::init<>())
+      .def_rw("rank", &WeightData::rank)
       .def_rw("item_bytes", &WeightData::item_bytes)
       .def_rw("number", &WeightData::number);
   nb::class_<MachineData>(module, "MachineData")

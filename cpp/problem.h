@@ -45,6 +45,7 @@ struct NodeData {
   std::vector<std::uint8_t> is_shared;  // per dim: statistics are taken over it
   std::vector<std::uint8_t> is_gathered;  // per dim: indices point into it
   bool synchronises = false;            // whether statistics over split dims are exchanged
+  std::vector<std::vector<std::int32_t>> factored;  // dims of each factored axis, outermost first
   std::int32_t carried = -1;            // the operand through which it follows; -1 for the leader
   double flops = 0;                     // of the whole node, forward
   std::vector<double> flops_per_s;      // by kind of device
@@ -62,12 +63,14 @@ struct BlockData {
 };
 
 struct ValueData {
+  std::int32_t rank = 0;
   std::int64_t item_bytes = 4;
   bool is_differentiable = false;
   std::int32_t number = 0;  // place in the graph, for the task order
 };
 
 struct WeightData {
+  std::int32_t rank = 0;
   std::int64_t item_bytes = 4;
   std::int32_t number = 0;
 };

@@ -1,9 +1,12 @@
 #include "tasks.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <map>
+#include <limits>
+#include <numeric>
 #include <set>
+#include <span>
 #include <utility>
 
 namespace soapstone {
@@ -51,6 +54,17 @@ double CollectiveSeconds(Pattern pattern, std::int64_t piece_bytes, std::int64_t
   return std::min(ring, depth * (bytes / bandwidth + latency));
 }
 
+// One box on its way from a device to another, before equal ones are put together.
+struct Part {
+  std::int32_t from;
+  std::int32_t to;
+  std::int32_t box;
+  std::int32_t source;  // as the caller numbers them
+  TaskRef taker;
+};
+
+}  // namespace
+
 // Collects the tasks of a group and the edges it is responsible for.
 class GroupBuilder {
  public:
@@ -66,12 +80,49 @@ class GroupBuilder {
     return {own_, static_cast<std::int32_t>(group_.kind.size()) - 1};
   }
 
+  TaskRef AddGate() { return {own_, kFirstGate + group_.gates++}; }
+
   void Wait(TaskRef task, TaskRef before) { edges_.emplace_back(before, task); }
 
-  // The tasks of an exchange, between those that give and those that take.
-  template <typename Gives, typename Takes, typename OrderOf>
+  // The tasks of one move, and where to enter and leave them: a transfer, or the hops of a ring behind a
+  // gate and before another.
+  std::pair<TaskRef, TaskRef> AddMove(Pattern pattern, const std::vector<std::int32_t>& devices,
+                                      std::int64_t size_bytes, TaskOrder order) {
+    const std::int32_t n = machine_.device_count;
+    if (pattern == Pattern::kTransfer) {
+      const std::int32_t pair = devices[0] * n + devices[1];
+      const double seconds = static_cast<double>(size_bytes) / machine_.bandwidth[pair] + machine_.latency[pair];
+      const TaskRef task = Add(TaskKind::kTransfer, n + machine_.link[pair], seconds, size_bytes, order);
+      return {task, task};
+    }
+    const auto count = static_cast<std::int64_t>(devices.size());
+    double bandwidth = std::numeric_limits<double>::infinity();
+    double latency = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int32_t pair = devices[i] * n + devices[(i + 1) % count];
+      bandwidth = std::min(bandwidth, machine_.bandwidth[pair]);
+      latency = std::max(latency, machine_.latency[pair]);
+    }
+    const double seconds = CollectiveSeconds(pattern, size_bytes, count, bandwidth, latency);
+    const std::int64_t hop_bytes =
+        pattern == Pattern::kAllReduce ? 2 * (count - 1) * size_bytes / count : (count - 1) * size_bytes;
+    const TaskRef enter = AddGate();
+    const TaskRef leave = AddGate();
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int32_t pair = devices[i] * n + devices[(i + 1) % count];
+      const TaskRef hop = Add(KindOf(pattern), n + machine_.link[pair], seconds, hop_bytes,
+                              order + static_cast<TaskOrder>(i));
+      Wait(hop, enter);
+      Wait(leave, hop);
+    }
+    return {enter, leave};
+  }
+
+  // The tasks of an exchange, between those that give and those that take. `order` is that of the first
+  // move; moves are numbered from there.
+  template <typename Gives, typename Takes>
   void AddExchange(const Exchange& exchange, const std::vector<Sink>& sinks, std::int64_t item_bytes,
-                   const Gives& gives, const Takes& takes, const OrderOf& order) {
+                   const Gives& gives, const Takes& takes, TaskOrder order) {
     for (const auto& [source, sink] : exchange.local) {
       for (const TaskRef before : gives(source, sinks[sink].device)) {
         for (const TaskRef task : takes(sink)) Wait(task, before);
@@ -79,75 +130,180 @@ class GroupBuilder {
     }
     for (std::size_t number = 0; number < exchange.moves.size(); ++number) {
       const Move& move = exchange.moves[number];
-      const std::vector<TaskRef> hops = AddMove(move, item_bytes, number, order);
+      const auto [enter, leave] = AddMove(move.pattern, move.devices, move.elements * item_bytes,
+                                          order + (static_cast<TaskOrder>(number) << 32));
       for (const auto& [source, device] : move.sources) {
-        for (const TaskRef before : gives(source, device)) {
-          for (const TaskRef hop : hops) Wait(hop, before);
-        }
+        for (const TaskRef before : gives(source, device)) Wait(enter, before);
       }
       for (const std::int32_t sink : move.sinks) {
-        for (const TaskRef task : takes(sink)) {
-          for (const TaskRef hop : hops) Wait(task, hop);
-        }
+        for (const TaskRef task : takes(sink)) Wait(task, leave);
       }
     }
   }
 
-  // The finished group. `tasks_of` says how many tasks the group of a block has.
+  // The same from parts: sorts them, puts equal ones together and finds patterns. `gives(source, device,
+  // visit)` visits the tasks that give a source; `adds(parts)` says whether different summands among the
+  // sources of these parts overlap.
+  template <typename Gives, typename Adds>
+  void AddParts(std::vector<Part>* parts, const BoxTable& table, std::int64_t item_bytes, const Gives& gives,
+                const Adds& adds, TaskOrder order) {
+    if (parts->empty()) return;
+    std::sort(parts->begin(), parts->end(), [&table](const Part& a, const Part& b) {
+      if (a.from != b.from) return a.from < b.from;
+      if (a.to != b.to) return a.to < b.to;
+      if (a.box != b.box) return table.Less(a.box, b.box);
+      return a.source < b.source;
+    });
+    // Runs of equal (from, to, box) are transfers; `first[r]` is where run r begins.
+    std::vector<std::size_t> first;
+    for (std::size_t i = 0; i < parts->size(); ++i) {
+      const Part& part = (*parts)[i];
+      if (i == 0 || part.from != (*parts)[i - 1].from || part.to != (*parts)[i - 1].to ||
+          part.box != (*parts)[i - 1].box) {
+        first.push_back(i);
+      }
+    }
+    first.push_back(parts->size());
+    const std::vector<std::vector<std::size_t>> groups = Connected(*parts, first);
+    std::int64_t number = 0;
+    for (const std::vector<std::size_t>& runs : groups) {
+      std::vector<std::int32_t> devices;
+      const Pattern pattern = Recognised(*parts, first, runs, table, adds, &devices);
+      if (pattern == Pattern::kTransfer) {
+        for (const std::size_t run : runs) {
+          const Part& part = (*parts)[first[run]];
+          Connect(*parts, {first[run], first[run + 1]}, gives,
+                  AddMove(pattern, {part.from, part.to}, table.Volume(part.box) * item_bytes,
+                          order + (static_cast<TaskOrder>(number++) << 32)));
+        }
+        continue;
+      }
+      const auto ends = AddMove(pattern, devices, table.Volume((*parts)[first[runs[0]]].box) * item_bytes,
+                                order + (static_cast<TaskOrder>(number++) << 32));
+      // Every device sends a source to all others: one of its runs names each source it gives.
+      for (const std::size_t run : runs) Connect(*parts, {first[run], first[run + 1]}, gives, ends);
+    }
+  }
+
+  // The finished group; `blocks` are those whose tasks it has edges with.
   template <typename TasksOf>
   Group Finished(const std::vector<std::int32_t>& blocks, const TasksOf& tasks_of) {
-    std::sort(edges_.begin(), edges_.end());
-    edges_.erase(std::unique(edges_.begin(), edges_.end()), edges_.end());
-    const std::size_t count = group_.kind.size();
-    group_.own.begin.assign(count + 1, 0);
-    group_.waits.assign(count, 0);
-    for (const std::int32_t block : blocks) {
-      Attachment attachment;
-      attachment.block = block;
-      attachment.successors.begin.assign(tasks_of(block) + 1, 0);
-      attachment.waits.assign(tasks_of(block), 0);
-      group_.attached.push_back(std::move(attachment));
+    const std::int32_t tasks = group_.task_count();
+    for (auto& [from, to] : edges_) {
+      if (from.task >= kFirstGate) from.task += tasks - kFirstGate;
+      if (to.task >= kFirstGate) to.task += tasks - kFirstGate;
+    }
+    group_.own.begin.assign(group_.size() + 1, 0);
+    group_.waits.assign(group_.size(), 0);
+    group_.attached.resize(blocks.size());
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      Attachment& attachment = group_.attached[i];
+      attachment.block = blocks[i];
+      attachment.successors.begin.assign(tasks_of(blocks[i]) + 1, 0);
+      attachment.waits.assign(tasks_of(blocks[i]), 0);
     }
     for (const auto& [from, to] : edges_) {
-      Successors& rows = from.group == own_ ? group_.own : Attached(from.group).successors;
-      ++rows.begin[from.task + 1];
-      rows.targets.push_back(to);  // edges are sorted by (group, task) of `from`, so rows fill in order
+      ++RowsOf(from).begin[from.task + 1];
       ++(to.group == own_ ? group_.waits : Attached(to.group).waits)[to.task];
     }
-    Accumulate(&group_.own);
-    for (Attachment& attachment : group_.attached) Accumulate(&attachment.successors);
+    Reserve(&group_.own);
+    for (Attachment& attachment : group_.attached) Reserve(&attachment.successors);
+    for (const auto& [from, to] : edges_) {
+      Successors& rows = RowsOf(from);
+      rows.targets[rows.begin[from.task]++] = to;
+    }
+    ShiftBack(&group_.own);
+    for (Attachment& attachment : group_.attached) ShiftBack(&attachment.successors);
     return std::move(group_);
   }
 
  private:
-  template <typename OrderOf>
-  std::vector<TaskRef> AddMove(const Move& move, std::int64_t item_bytes, std::size_t number,
-                               const OrderOf& order) {
-    const std::int64_t size_bytes = move.elements * item_bytes;
-    const std::int32_t n = machine_.device_count;
-    if (move.pattern == Pattern::kTransfer) {
-      const std::int32_t pair = move.devices[0] * n + move.devices[1];
-      const double seconds = static_cast<double>(size_bytes) / machine_.bandwidth[pair] + machine_.latency[pair];
-      return {Add(TaskKind::kTransfer, n + machine_.link[pair], seconds, size_bytes, order(number, 0))};
+  static constexpr std::int32_t kFirstGate = 1 << 30;
+
+  template <typename Gives>
+  void Connect(const std::vector<Part>& parts, std::pair<std::size_t, std::size_t> run, const Gives& gives,
+               std::pair<TaskRef, TaskRef> ends) {
+    for (std::size_t i = run.first; i < run.second; ++i) {
+      if (i == run.first || parts[i].source != parts[i - 1].source) {
+        gives(parts[i].source, parts[i].from, [&](TaskRef before) { Wait(ends.first, before); });
+      }
+      Wait(parts[i].taker, ends.second);
     }
-    const auto count = static_cast<std::int64_t>(move.devices.size());
-    double bandwidth = 0;
-    double latency = 0;
-    std::vector<std::int32_t> pairs;
-    for (std::int64_t i = 0; i < count; ++i) {
-      const std::int32_t pair = move.devices[i] * n + move.devices[(i + 1) % count];
-      pairs.push_back(pair);
-      bandwidth = i == 0 ? machine_.bandwidth[pair] : std::min(bandwidth, machine_.bandwidth[pair]);
-      latency = std::max(latency, machine_.latency[pair]);
+  }
+
+  // The runs, apart for each set of devices that exchange among themselves, in the order of their first.
+  std::vector<std::vector<std::size_t>> Connected(const std::vector<Part>& parts,
+                                                  const std::vector<std::size_t>& first) const {
+    std::vector<std::int32_t> leader(machine_.device_count);
+    std::iota(leader.begin(), leader.end(), 0);
+    const auto find = [&leader](std::int32_t device) {
+      while (leader[device] != device) device = leader[device] = leader[leader[device]];
+      return device;
+    };
+    for (std::size_t run = 0; run + 1 < first.size(); ++run) {
+      const std::int32_t a = find(parts[first[run]].from);
+      const std::int32_t b = find(parts[first[run]].to);
+      leader[std::max(a, b)] = std::min(a, b);
     }
-    const double seconds = CollectiveSeconds(move.pattern, size_bytes, count, bandwidth, latency);
-    const std::int64_t hop_bytes = move.pattern == Pattern::kAllReduce ? 2 * (count - 1) * size_bytes / count
-                                                                       : (count - 1) * size_bytes;
-    std::vector<TaskRef> hops;
-    for (std::int64_t i = 0; i < count; ++i) {
-      hops.push_back(Add(KindOf(move.pattern), n + machine_.link[pairs[i]], seconds, hop_bytes, order(number, i)));
+    std::vector<std::vector<std::size_t>> groups;
+    std::vector<std::int32_t> place(machine_.device_count, -1);
+    for (std::size_t run = 0; run + 1 < first.size(); ++run) {
+      const std::int32_t root = find(parts[first[run]].from);
+      if (place[root] < 0) {
+        place[root] = static_cast<std::int32_t>(groups.size());
+        groups.emplace_back();
+      }
+      groups[place[root]].push_back(run);
     }
-    return hops;
+    return groups;
+  }
+
+  template <typename Adds>
+  Pattern Recognised(const std::vector<Part>& parts, const std::vector<std::size_t>& first,
+                     const std::vector<std::size_t>& runs, const BoxTable& table, const Adds& adds,
+                     std::vector<std::int32_t>* devices) const {
+    if (runs.size() < 2) return Pattern::kTransfer;
+    for (const std::size_t run : runs) {
+      devices->push_back(parts[first[run]].from);
+      devices->push_back(parts[first[run]].to);
+    }
+    std::sort(devices->begin(), devices->end());
+    devices->erase(std::unique(devices->begin(), devices->end()), devices->end());
+    const std::size_t n = devices->size();
+    if (runs.size() != n * (n - 1)) return Pattern::kTransfer;
+    const std::int64_t volume = table.Volume(parts[first[runs[0]]].box);
+    std::vector<std::int32_t> boxes;
+    std::vector<std::int32_t> by_sender(machine_.device_count, BoxTable::kNone);
+    std::vector<std::int32_t> by_receiver(machine_.device_count, BoxTable::kNone);
+    bool per_sender = true;
+    bool per_receiver = true;
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      const Part& part = parts[first[runs[i]]];
+      if (table.Volume(part.box) != volume) return Pattern::kTransfer;
+      if (i > 0) {
+        const Part& before = parts[first[runs[i - 1]]];
+        if (part.from == before.from && part.to == before.to) return Pattern::kTransfer;
+      }
+      boxes.push_back(part.box);
+      if (by_sender[part.from] == BoxTable::kNone) by_sender[part.from] = part.box;
+      if (by_receiver[part.to] == BoxTable::kNone) by_receiver[part.to] = part.box;
+      per_sender = per_sender && by_sender[part.from] == part.box;
+      per_receiver = per_receiver && by_receiver[part.to] == part.box;
+    }
+    std::sort(boxes.begin(), boxes.end());
+    const std::size_t distinct = std::unique(boxes.begin(), boxes.end()) - boxes.begin();
+    std::vector<std::int32_t> given;
+    for (const std::size_t run : runs) {
+      for (std::size_t i = first[run]; i < first[run + 1]; ++i) given.push_back(parts[i].source);
+    }
+    std::sort(given.begin(), given.end());
+    given.erase(std::unique(given.begin(), given.end()), given.end());
+    if (adds(given)) {
+      if (distinct == 1) return Pattern::kAllReduce;
+      return per_receiver && distinct == n ? Pattern::kReduceScatter : Pattern::kTransfer;
+    }
+    if (per_sender && distinct == n) return Pattern::kAllGather;
+    return distinct == n * (n - 1) ? Pattern::kAllToAll : Pattern::kTransfer;
   }
 
   Attachment& Attached(std::int32_t block) {
@@ -157,8 +313,19 @@ class GroupBuilder {
     return group_.attached.front();
   }
 
-  static void Accumulate(Successors* rows) {
+  Successors& RowsOf(TaskRef from) {
+    return from.group == own_ ? group_.own : Attached(from.group).successors;
+  }
+
+  static void Reserve(Successors* rows) {
     for (std::size_t i = 1; i < rows->begin.size(); ++i) rows->begin[i] += rows->begin[i - 1];
+    rows->targets.resize(rows->begin.back());
+  }
+
+  // Filling moved every row's begin to its end, which is the next row's begin.
+  static void ShiftBack(Successors* rows) {
+    for (std::size_t i = rows->begin.size() - 1; i > 0; --i) rows->begin[i] = rows->begin[i - 1];
+    rows->begin[0] = 0;
   }
 
   const MachineData& machine_;
@@ -166,6 +333,8 @@ class GroupBuilder {
   Group group_;
   std::vector<std::pair<TaskRef, TaskRef>> edges_;
 };
+
+namespace {
 
 std::span<const std::int32_t> DevicesOf(const Placement& placement, std::int32_t shard) {
   return std::span(placement.devices).subspan(shard * placement.copies, placement.copies);
@@ -220,25 +389,39 @@ std::vector<BoxBounds> Pieces(const std::set<BoxBounds>& boxes) {
   }
 }
 
-// The tasks that wait for each box that a device needs.
-using Wanted = std::map<std::pair<std::int32_t, BoxBounds>, std::vector<TaskRef>>;
-
-std::vector<Sink> SinksOf(const Wanted& wanted) {
-  std::vector<Sink> sinks;
-  for (const auto& [key, tasks] : wanted) sinks.push_back({&key.second, key.first});
-  return sinks;
+std::int32_t Nearest(const MachineData& machine, std::span<const std::int32_t> holders, std::int32_t device,
+                     std::int32_t turn) {
+  if (holders.size() == 1) return holders[0];
+  double widest = 0;
+  for (const std::int32_t holder : holders) {
+    widest = std::max(widest, machine.bandwidth[holder * machine.device_count + device]);
+  }
+  std::vector<std::int32_t> best;
+  for (const std::int32_t holder : holders) {
+    if (machine.bandwidth[holder * machine.device_count + device] == widest) best.push_back(holder);
+  }
+  std::sort(best.begin(), best.end());
+  return best[turn % best.size()];
 }
 
-std::vector<const std::vector<TaskRef>*> TakersOf(const Wanted& wanted) {
-  std::vector<const std::vector<TaskRef>*> takers;
-  for (const auto& [key, tasks] : wanted) takers.push_back(&tasks);
-  return takers;
+// The turn of each device among those that need something: its rank.
+std::vector<std::int32_t> Turns(std::vector<std::int32_t> devices, std::int32_t device_count) {
+  std::sort(devices.begin(), devices.end());
+  devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
+  std::vector<std::int32_t> turns(device_count, 0);
+  for (std::size_t i = 0; i < devices.size(); ++i) turns[devices[i]] = static_cast<std::int32_t>(i);
+  return turns;
+}
+
+bool Holds(std::span<const std::int32_t> devices, std::int32_t device) {
+  return std::find(devices.begin(), devices.end(), device) != devices.end();
 }
 
 }  // namespace
 
-TaskGraph::TaskGraph(const Problem* problem)
+TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables)
     : problem_(problem),
+      tables_(tables),
       placements_(problem->blocks.size()),
       groups_(problem->blocks.size() + problem->values.size() + problem->weights.size()),
       is_stale_(groups_.size(), 1),
@@ -285,6 +468,23 @@ TaskRef TaskGraph::Forward(std::int32_t block, std::int32_t segment, std::int32_
 
 TaskRef TaskGraph::Backward(std::int32_t block, std::int32_t segment, std::int32_t pc) const {
   return Forward(block, placements_[block].layout->segments + segment, pc);
+}
+
+std::int32_t TaskGraph::ComputeTasks(std::int32_t block) const {
+  const Placement& placement = placements_[block];
+  return static_cast<std::int32_t>(placement.devices.size()) * placement.layout->segments *
+         (problem_->blocks[block].needs_backward ? 2 : 1);
+}
+
+template <typename Visit>
+void TaskGraph::ForEachOn(const Placement& placement, const std::vector<std::int32_t>& shards,
+                          std::int32_t device, const Visit& visit) const {
+  for (const std::int32_t shard : shards) {
+    for (std::int32_t copy = 0; copy < placement.copies; ++copy) {
+      const std::int32_t pc = shard * placement.copies + copy;
+      if (placement.devices[pc] == device) visit(pc);
+    }
+  }
 }
 
 void TaskGraph::Place(std::int32_t block, Placement placement) {
@@ -385,16 +585,13 @@ Group TaskGraph::BuildCompute(std::int32_t block) const {
         }
         return found;
       };
-      const auto order = [&](std::size_t move, std::int64_t hop) {
-        return backward ? Order(kBackwardPass, back_position, kSeamClass, last - seam.segment, number,
-                                static_cast<std::int64_t>(move), hop)
-                        : Order(kForwardPass, block, kSeamClass, seam.segment, number,
-                                static_cast<std::int64_t>(move), hop);
-      };
+      const TaskOrder order =
+          backward ? Order(kBackwardPass, back_position, kSeamClass, last - seam.segment, number, 0, 0)
+                   : Order(kForwardPass, block, kSeamClass, seam.segment, number, 0, 0);
       builder.AddExchange(exchange, sinks, seam.item_bytes, gives, takes, order);
     }
   }
-  return builder.Finished({}, [](std::int32_t) { return std::size_t{0}; });
+  return builder.Finished({}, [](std::int32_t) { return 0; });
 }
 
 void TaskGraph::CollectReadings(std::int32_t block, std::int32_t subject, const std::vector<Port>& ports,
@@ -403,170 +600,237 @@ void TaskGraph::CollectReadings(std::int32_t block, std::int32_t subject, const 
   for (const Port& port : ports) {
     if (port.subject != subject || !port.gives_gradient) continue;
     for (const std::vector<std::int32_t>& shards : placement.layout->alike[port.alike]) {
-      const auto& box = port.boxes[shards[0]];
-      if (!box) continue;
-      readings->push_back({block, port.segment, &shards, &*box, DevicesOfAll(placement, shards)});
+      const std::int32_t box = port.boxes[shards[0]];
+      if (box == BoxTable::kNone) continue;
+      readings->push_back({block, port.segment, &shards, box, DevicesOfAll(placement, shards)});
     }
   }
-}
-
-std::vector<TaskRef> TaskGraph::Givers(const Reading& reading, std::int32_t device) const {
-  std::vector<TaskRef> tasks;
-  const Placement& placement = placements_[reading.block];
-  for (const std::int32_t shard : *reading.shards) {
-    for (std::int32_t copy = 0; copy < placement.copies; ++copy) {
-      const std::int32_t pc = shard * placement.copies + copy;
-      if (placement.devices[pc] == device) tasks.push_back(Backward(reading.block, reading.segment, pc));
-    }
-  }
-  return tasks;
 }
 
 Group TaskGraph::BuildValue(std::int32_t value) const {
-  const ValueData& data = problem_->values[value];
   const std::int32_t writer = writer_[value];
-  const Placement& written = placements_[writer];
-  const std::vector<std::int32_t>& readers = readers_[value];
-  const MachineData& machine = problem_->machine;
-  GroupBuilder builder(machine, ValueGroup(value));
-  const auto is_subject = [value](const Port& port) { return port.subject == value; };
-  const auto found = std::find_if(written.layout->written.begin(), written.layout->written.end(), is_subject);
-  const Port& out = *found;
+  const Written* written = nullptr;
+  for (const Written& each : placements_[writer].layout->written) {
+    if (each.port.subject == value) written = &each;
+  }
+  GroupBuilder builder(problem_->machine, ValueGroup(value));
+  AddForward(value, *written, &builder);
+  if (problem_->values[value].is_differentiable) AddBackward(value, *written, &builder);
+  std::vector<std::int32_t> blocks = readers_[value];
+  blocks.push_back(writer);
+  return builder.Finished(blocks, [this](std::int32_t block) { return ComputeTasks(block); });
+}
 
-  // Forward: what the writer's shards hold, grouped by (summand, box).
-  std::map<std::pair<std::int32_t, BoxBounds>, std::pair<std::vector<std::int32_t>, std::vector<std::int32_t>>>
-      held;  // -> tasks, devices
-  for (std::int32_t pc = 0; pc < static_cast<std::int32_t>(written.devices.size()); ++pc) {
-    const std::int32_t shard = pc / written.copies;
-    const std::int32_t summand = written.layout->is_partial ? written.layout->summands[shard] : 0;
-    auto& [tasks, devices] = held[{summand, *out.boxes[shard]}];
-    tasks.push_back(pc);
-    if (std::find(devices.begin(), devices.end(), written.devices[pc]) == devices.end()) {
-      devices.push_back(written.devices[pc]);
+void TaskGraph::AddForward(std::int32_t value, const Written& written, GroupBuilder* builder) const {
+  const ValueData& data = problem_->values[value];
+  const MachineData& machine = problem_->machine;
+  BoxTable& table = tables_->values[value];
+  const std::int32_t writer = writer_[value];
+  const Placement& from = placements_[writer];
+  std::vector<std::vector<std::int32_t>> holders;
+  bool has_copies = false;
+  for (const Held& held : written.held) {
+    holders.push_back(DevicesOfAll(from, held.shards));
+    has_copies = has_copies || holders.back().size() > 1;
+  }
+  std::vector<std::int32_t> turns(machine.device_count, 0);
+  if (has_copies) {
+    std::vector<std::int32_t> wanting;
+    for (const std::int32_t reader : readers_[value]) {
+      const Placement& to = placements_[reader];
+      for (const Port& port : to.layout->read) {
+        if (port.subject != value) continue;
+        for (std::size_t pc = 0; pc < to.devices.size(); ++pc) {
+          if (port.boxes[pc / to.copies] != BoxTable::kNone) wanting.push_back(to.devices[pc]);
+        }
+      }
     }
+    turns = Turns(std::move(wanting), machine.device_count);
   }
-  std::vector<Source> sources;
-  std::vector<const std::vector<std::int32_t>*> behind;
-  for (const auto& [key, holding] : held) {
-    sources.push_back({key.first, &key.second, holding.second});
-    behind.push_back(&holding.first);
-  }
-  Wanted wanted;
-  for (const std::int32_t reader : readers) {
-    const Placement& placement = placements_[reader];
-    for (const Port& port : placement.layout->read) {
+  std::vector<Part> parts;
+  for (const std::int32_t reader : readers_[value]) {
+    const Placement& to = placements_[reader];
+    for (const Port& port : to.layout->read) {
       if (port.subject != value) continue;
-      for (std::int32_t pc = 0; pc < static_cast<std::int32_t>(placement.devices.size()); ++pc) {
-        const auto& box = port.boxes[pc / placement.copies];
-        if (box) wanted[{placement.devices[pc], *box}].push_back(Forward(reader, port.segment, pc));
+      for (std::int32_t shard = 0; shard < to.layout->parts; ++shard) {
+        const std::int32_t box = port.boxes[shard];
+        if (box == BoxTable::kNone) continue;
+        // The table may grow while overlaps are numbered, so the bounds are copied.
+        const std::vector<std::int64_t> bounds(table.Bounds(box).begin(), table.Bounds(box).end());
+        written.ForEachUnder(bounds, [&](std::int32_t source) {
+          const std::vector<std::int32_t>& devices = holders[source];
+          for (std::int32_t copy = 0; copy < to.copies; ++copy) {
+            const std::int32_t pc = shard * to.copies + copy;
+            const std::int32_t device = to.devices[pc];
+            const TaskRef task = Forward(reader, port.segment, pc);
+            if (Holds(devices, device)) {
+              ForEachOn(from, written.held[source].shards, device, [&](std::int32_t giver) {
+                builder->Wait(task, Forward(writer, written.port.segment, giver));
+              });
+              continue;
+            }
+            const std::int32_t giver = Nearest(machine, devices, device, turns[device]);
+            parts.push_back({giver, device, table.Overlap(written.held[source].box, box), source, task});
+          }
+        });
       }
     }
   }
-  std::vector<Sink> sinks = SinksOf(wanted);
-  std::vector<const std::vector<TaskRef>*> takers = TakersOf(wanted);
-  const auto takes = [&takers](std::int32_t sink) { return *takers[sink]; };
-  const auto gives = [&](std::int32_t source, std::int32_t device) {
-    std::vector<TaskRef> tasks;
-    for (const std::int32_t pc : *behind[source]) {
-      if (written.devices[pc] == device) tasks.push_back(Forward(writer, out.segment, pc));
-    }
-    return tasks;
-  };
-  builder.AddExchange(MakeExchange(machine, sources, sinks), sinks, data.item_bytes, gives, takes,
-                      [&](std::size_t move, std::int64_t hop) {
-                        return Order(kForwardPass, writer, kValueClass, data.number, 0,
-                                     static_cast<std::int64_t>(move), hop);
-                      });
+  builder->AddParts(
+      &parts, table, data.item_bytes,
+      [&](std::int32_t source, std::int32_t device, const auto& visit) {
+        ForEachOn(from, written.held[source].shards, device, [&](std::int32_t giver) {
+          visit(Forward(writer, written.port.segment, giver));
+        });
+      },
+      [&](const std::vector<std::int32_t>& sources) {
+        for (std::size_t i = 0; i < sources.size(); ++i) {
+          for (std::size_t j = 0; j < i; ++j) {
+            const Held& a = written.held[sources[i]];
+            const Held& b = written.held[sources[j]];
+            if (a.summand != b.summand && a.box == b.box) return true;
+          }
+        }
+        return false;
+      },
+      Order(kForwardPass, writer, kValueClass, data.number, 0, 0, 0));
+}
 
-  std::vector<std::int32_t> blocks = readers;
-  blocks.push_back(writer);
-  const auto tasks_of = [this](std::int32_t block) {
-    return placements_[block].devices.size() * placements_[block].layout->segments *
-           (problem_->blocks[block].needs_backward ? 2 : 1);
-  };
-  if (!data.is_differentiable) return builder.Finished(blocks, tasks_of);
-
-  // Backward: every reading shard has a summand of its own, but for those that compute the same.
+void TaskGraph::AddBackward(std::int32_t value, const Written& written, GroupBuilder* builder) const {
+  const ValueData& data = problem_->values[value];
+  const MachineData& machine = problem_->machine;
+  BoxTable& table = tables_->values[value];
+  const std::int32_t writer = writer_[value];
+  const Placement& to = placements_[writer];
   std::vector<Reading> readings;
-  for (const std::int32_t reader : readers) CollectReadings(reader, value, placements_[reader].layout->read, &readings);
-  std::vector<Source> gradients;
-  for (const Reading& reading : readings) {
-    gradients.push_back({static_cast<std::int32_t>(gradients.size()), reading.box, reading.devices});
+  for (const std::int32_t reader : readers_[value]) {
+    CollectReadings(reader, value, placements_[reader].layout->read, &readings);
   }
-  Wanted back;
-  for (std::int32_t pc = 0; pc < static_cast<std::int32_t>(written.devices.size()); ++pc) {
-    back[{written.devices[pc], *out.boxes[pc / written.copies]}].push_back(Backward(writer, out.segment, pc));
-  }
-  const std::vector<Sink> back_sinks = SinksOf(back);
-  const std::vector<const std::vector<TaskRef>*> back_takers = TakersOf(back);
-  const auto back_gives = [&](std::int32_t source, std::int32_t device) {
-    return Givers(readings[source], device);
+  const std::vector<std::int32_t> turns = Turns(to.devices, machine.device_count);
+  const auto givers = [this](const Reading& reading, std::int32_t device, const auto& visit) {
+    ForEachOn(placements_[reading.block], *reading.shards, device, [&](std::int32_t pc) {
+      visit(Backward(reading.block, reading.segment, pc));
+    });
   };
-  const std::int64_t position = static_cast<std::int64_t>(problem_->blocks.size()) - 1 - writer;
-  builder.AddExchange(
-      MakeExchange(machine, gradients, back_sinks), back_sinks, data.item_bytes, back_gives,
-      [&back_takers](std::int32_t sink) { return *back_takers[sink]; },
-      [&](std::size_t move, std::int64_t hop) {
-        return Order(kBackwardPass, position, kValueClass, data.number, 0, static_cast<std::int64_t>(move), hop);
-      });
-  return builder.Finished(blocks, tasks_of);
+  std::vector<Part> parts;
+  for (std::size_t i = 0; i < readings.size(); ++i) {
+    const Reading& reading = readings[i];
+    const std::vector<std::int64_t> bounds(table.Bounds(reading.box).begin(), table.Bounds(reading.box).end());
+    written.ForEachUnder(bounds, [&](std::int32_t entry) {
+      const Held& held = written.held[entry];
+      for (const std::int32_t shard : held.shards) {
+        for (std::int32_t copy = 0; copy < to.copies; ++copy) {
+          const std::int32_t pc = shard * to.copies + copy;
+          const std::int32_t device = to.devices[pc];
+          const TaskRef task = Backward(writer, written.port.segment, pc);
+          if (Holds(reading.devices, device)) {
+            givers(reading, device, [&](TaskRef before) { builder->Wait(task, before); });
+            continue;
+          }
+          const std::int32_t giver = Nearest(machine, reading.devices, device, turns[device]);
+          parts.push_back({giver, device, table.Overlap(held.box, reading.box), static_cast<std::int32_t>(i), task});
+        }
+      }
+    });
+  }
+  builder->AddParts(
+      &parts, table, data.item_bytes,
+      [&](std::int32_t source, std::int32_t device, const auto& visit) { givers(readings[source], device, visit); },
+      [&](const std::vector<std::int32_t>& sources) {
+        for (std::size_t i = 0; i < sources.size(); ++i) {
+          for (std::size_t j = 0; j < i; ++j) {
+            if (table.Overlaps(readings[sources[i]].box, readings[sources[j]].box)) return true;
+          }
+        }
+        return false;
+      },
+      Order(kBackwardPass, static_cast<std::int64_t>(problem_->blocks.size()) - 1 - writer, kValueClass,
+            data.number, 0, 0, 0));
 }
 
 Group TaskGraph::BuildWeight(std::int32_t weight) const {
   const WeightData& data = problem_->weights[weight];
   const MachineData& machine = problem_->machine;
+  const BoxTable& table = tables_->weights[weight];
   std::vector<Reading> readings;
   for (const std::int32_t user : users_[weight]) {
     CollectReadings(user, weight, placements_[user].layout->weights, &readings);
   }
-  std::set<BoxBounds> boxes;
-  for (const Reading& reading : readings) boxes.insert(*reading.box);
+  std::vector<std::int32_t> boxes;
+  for (const Reading& reading : readings) boxes.push_back(reading.box);
+  std::sort(boxes.begin(), boxes.end());
+  boxes.erase(std::unique(boxes.begin(), boxes.end()), boxes.end());
+  std::sort(boxes.begin(), boxes.end(), [&table](std::int32_t a, std::int32_t b) { return table.Less(a, b); });
+  std::vector<BoxBounds> pieces;
+  bool is_cut = false;
+  for (std::size_t i = 0; i < boxes.size() && !is_cut; ++i) {
+    for (std::size_t j = 0; j < i && !is_cut; ++j) is_cut = table.Overlaps(boxes[i], boxes[j]);
+  }
+  std::set<BoxBounds> whole;
+  for (const std::int32_t box : boxes) {
+    const BoxBounds bounds(table.Bounds(box).begin(), table.Bounds(box).end());
+    pieces.push_back(bounds);
+    if (is_cut) whole.insert(bounds);
+  }
+  if (is_cut) pieces = Pieces(whole);
+
   GroupBuilder builder(machine, WeightGroup(weight));
   const std::int64_t last = static_cast<std::int64_t>(problem_->blocks.size()) - 1 - readings.front().block;
-  std::map<std::int32_t, std::int64_t> held;  // bytes, by device
-  const std::vector<BoxBounds> pieces = Pieces(boxes);
   std::vector<std::vector<const Reading*>> givers(pieces.size());
-  for (std::size_t p = 0; p < pieces.size(); ++p) {
-    std::set<std::int32_t> holders;
-    for (const Reading& reading : readings) {
-      if (Intersection(*reading.box, pieces[p]) != pieces[p]) continue;
-      givers[p].push_back(&reading);
-      holders.insert(reading.devices.begin(), reading.devices.end());
-    }
-    for (const std::int32_t device : holders) held[device] += Volume(pieces[p]) * data.item_bytes;
+  std::vector<std::vector<std::int32_t>> holders(pieces.size());
+  std::vector<std::int64_t> held(machine.device_count, 0);  // bytes
+  std::vector<std::int32_t> place(is_cut || boxes.empty() ? 0 : *std::max_element(boxes.begin(), boxes.end()) + 1, 0);
+  if (!is_cut) {
+    for (std::size_t p = 0; p < boxes.size(); ++p) place[boxes[p]] = static_cast<std::int32_t>(p);
   }
-  std::map<std::int32_t, TaskRef> updates;
-  for (const auto& [device, size_bytes] : held) {
+  for (const Reading& reading : readings) {
+    if (!is_cut) {
+      givers[place[reading.box]].push_back(&reading);
+      continue;
+    }
+    const BoxBounds bounds(table.Bounds(reading.box).begin(), table.Bounds(reading.box).end());
+    for (std::size_t p = 0; p < pieces.size(); ++p) {
+      if (Intersection(bounds, pieces[p]) == pieces[p]) givers[p].push_back(&reading);
+    }
+  }
+  for (std::size_t p = 0; p < pieces.size(); ++p) {
+    for (const Reading* reading : givers[p]) {
+      holders[p].insert(holders[p].end(), reading->devices.begin(), reading->devices.end());
+    }
+    std::sort(holders[p].begin(), holders[p].end());
+    holders[p].erase(std::unique(holders[p].begin(), holders[p].end()), holders[p].end());
+    for (const std::int32_t device : holders[p]) held[device] += Volume(pieces[p]) * data.item_bytes;
+  }
+  std::vector<TaskRef> updates(machine.device_count, TaskRef{-1, -1});
+  for (std::int32_t device = 0; device < machine.device_count; ++device) {
+    if (held[device] == 0) continue;
     const std::int32_t kind = machine.kind[device];
-    const double traffic = static_cast<double>(size_bytes) * machine.update_bytes_per_byte;
+    const double traffic = static_cast<double>(held[device]) * machine.update_bytes_per_byte;
     const double seconds = std::max(machine.launch_s[kind], traffic / machine.memory_bytes_per_s[kind]);
     updates[device] = builder.Add(TaskKind::kUpdate, device, seconds, 0,
                                   Order(kUpdatePass, data.number, kComputeClass, 0, 0, 0, device));
   }
   for (std::size_t p = 0; p < pieces.size(); ++p) {
+    const auto tasks = [this](const Reading& reading, std::int32_t device) {
+      std::vector<TaskRef> found;
+      ForEachOn(placements_[reading.block], *reading.shards, device, [&](std::int32_t pc) {
+        found.push_back(Backward(reading.block, reading.segment, pc));
+      });
+      return found;
+    };
     std::vector<Source> sources;
-    std::set<std::int32_t> holders;
     for (std::size_t i = 0; i < givers[p].size(); ++i) {
-      const std::vector<std::int32_t>& devices = givers[p][i]->devices;
-      sources.push_back({static_cast<std::int32_t>(i), &pieces[p], devices});
-      holders.insert(devices.begin(), devices.end());
+      sources.push_back({static_cast<std::int32_t>(i), &pieces[p], givers[p][i]->devices});
     }
     std::vector<Sink> sinks;
-    for (const std::int32_t device : holders) sinks.push_back({&pieces[p], device});
-    const auto gives = [&](std::int32_t source, std::int32_t device) {
-      return Givers(*givers[p][source], device);
-    };
-    const auto takes = [&](std::int32_t sink) { return std::vector<TaskRef>{updates[sinks[sink].device]}; };
-    builder.AddExchange(MakeExchange(machine, sources, sinks), sinks, data.item_bytes, gives, takes,
-                        [&](std::size_t move, std::int64_t hop) {
-                          return Order(kBackwardPass, last, kWeightClass, data.number,
-                                       static_cast<std::int64_t>(p), static_cast<std::int64_t>(move), hop);
-                        });
+    for (const std::int32_t device : holders[p]) sinks.push_back({&pieces[p], device});
+    builder.AddExchange(
+        MakeExchange(machine, sources, sinks), sinks, data.item_bytes,
+        [&](std::int32_t source, std::int32_t device) { return tasks(*givers[p][source], device); },
+        [&](std::int32_t sink) { return std::array<TaskRef, 1>{updates[sinks[sink].device]}; },
+        Order(kBackwardPass, last, kWeightClass, data.number, static_cast<std::int64_t>(p), 0, 0));
   }
-  return builder.Finished(users_[weight], [this](std::int32_t block) {
-    return placements_[block].devices.size() * placements_[block].layout->segments *
-           (problem_->blocks[block].needs_backward ? 2 : 1);
-  });
+  return builder.Finished(users_[weight], [this](std::int32_t block) { return ComputeTasks(block); });
 }
 
 FlatTasks TaskGraph::Flat() const {
@@ -589,17 +853,32 @@ FlatTasks TaskGraph::Flat() const {
   for (std::size_t i = 0; i < count; ++i) id[base[tasks[i].group] + tasks[i].task] = static_cast<std::int32_t>(i);
   const auto id_of = [&](TaskRef task) { return id[base[task.group] + task.task]; };
 
+  // Gates are left out: who waits for a gate waits for all that the gate waits for.
   std::vector<std::pair<std::int32_t, std::int32_t>> edges;  // task, what it waits for
-  const auto collect = [&](std::int32_t group, const Successors& rows) {
-    for (std::size_t t = 0; t + 1 < rows.begin.size(); ++t) {
-      for (std::int32_t e = rows.begin[t]; e < rows.begin[t + 1]; ++e) {
-        edges.emplace_back(id_of(rows.targets[e]), id_of({group, static_cast<std::int32_t>(t)}));
-      }
-    }
-  };
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    collect(static_cast<std::int32_t>(g), groups_[g].own);
-    for (const Attachment& attachment : groups_[g].attached) collect(attachment.block, attachment.successors);
+    const Group& group = groups_[g];
+    std::vector<std::vector<std::int32_t>> into(group.gates);
+    std::vector<std::pair<std::int32_t, TaskRef>> out_of;
+    const auto collect = [&](std::int32_t from_group, const Successors& rows) {
+      for (std::size_t t = 0; t + 1 < rows.begin.size(); ++t) {
+        for (std::int32_t e = rows.begin[t]; e < rows.begin[t + 1]; ++e) {
+          const TaskRef to = rows.targets[e];
+          const auto from = static_cast<std::int32_t>(t);
+          if (from_group == static_cast<std::int32_t>(g) && from >= group.task_count()) {
+            out_of.emplace_back(from - group.task_count(), to);
+          } else if (to.group == static_cast<std::int32_t>(g) && to.task >= group.task_count()) {
+            into[to.task - group.task_count()].push_back(id_of({from_group, from}));
+          } else {
+            edges.emplace_back(id_of(to), id_of({from_group, from}));
+          }
+        }
+      }
+    };
+    collect(static_cast<std::int32_t>(g), group.own);
+    for (const Attachment& attachment : group.attached) collect(attachment.block, attachment.successors);
+    for (const auto& [gate, to] : out_of) {
+      for (const std::int32_t before : into[gate]) edges.emplace_back(id_of(to), before);
+    }
   }
   std::sort(edges.begin(), edges.end());
   edges.erase(std::unique(edges.begin(), edges.end()), edges.end());

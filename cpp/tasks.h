@@ -56,22 +56,28 @@ struct Successors {
 };
 
 // What a group says about the compute tasks of a block: which tasks follow them because of this group,
-// and how many tasks of this group (or local readers) each of them waits for.
+// and how many it makes each of them wait for.
 struct Attachment {
   std::int32_t block = -1;
   Successors successors;
   std::vector<std::int32_t> waits;
 };
 
+// Tasks that appear and vanish together. After its tasks a group has gates: points where many tasks meet,
+// so that n senders and m receivers of a collective take n + m edges and not n * m. A gate takes no time.
 struct Group {
   std::vector<TaskKind> kind;
   std::vector<std::int32_t> resource;  // devices first, then links
   std::vector<double> duration_s;
   std::vector<std::int64_t> size_bytes;
   std::vector<TaskOrder> order;
-  Successors own;
-  std::vector<std::int32_t> waits;  // by own task: what it waits for because of this group
+  std::int32_t gates = 0;
+  Successors own;                   // of tasks, then of gates
+  std::vector<std::int32_t> waits;  // of tasks, then of gates: what they wait for because of this group
   std::vector<Attachment> attached;
+
+  std::int32_t task_count() const { return static_cast<std::int32_t>(kind.size()); }
+  std::int32_t size() const { return task_count() + gates; }
 };
 
 // Every task in task order, as flat arrays.
@@ -84,14 +90,17 @@ struct FlatTasks {
   std::vector<std::int32_t> after;
 };
 
+class GroupBuilder;
+
 class TaskGraph {
  public:
-  // REQUIRES: the problem outlives the graph.
-  explicit TaskGraph(const Problem* problem);
+  // REQUIRES: problem and tables outlive the graph.
+  TaskGraph(const Problem* problem, BoxTables* tables);
 
   // Places a block; its group and those of the values and weights it touches are rebuilt when next needed.
   //
-  // REQUIRES: the placement's layout is one of the block's, and its devices exist.
+  // REQUIRES: the placement's layout is one of the block's, made with the graph's tables, and its devices
+  // exist.
   void Place(std::int32_t block, Placement placement);
 
   // Rebuilds what placements have changed since the last call.
@@ -118,40 +127,48 @@ class TaskGraph {
   void SwapIn(std::int32_t group, Group* tasks) { std::swap(groups_[group], *tasks); }
 
  private:
-  std::int32_t ValueGroup(std::int32_t value) const;
-  std::int32_t WeightGroup(std::int32_t weight) const;
-  TaskRef Forward(std::int32_t block, std::int32_t segment, std::int32_t pc) const;
-  TaskRef Backward(std::int32_t block, std::int32_t segment, std::int32_t pc) const;
-
   // Shards of a block that compute the gradient of one box, and where they run.
   struct Reading {
     std::int32_t block;
     std::int32_t segment;
     const std::vector<std::int32_t>* shards;
-    const BoxBounds* box;
+    std::int32_t box;
     std::vector<std::int32_t> devices;
   };
+
+  std::int32_t ValueGroup(std::int32_t value) const;
+  std::int32_t WeightGroup(std::int32_t weight) const;
+  TaskRef Forward(std::int32_t block, std::int32_t segment, std::int32_t pc) const;
+  TaskRef Backward(std::int32_t block, std::int32_t segment, std::int32_t pc) const;
+
+  // How many compute tasks a block has.
+  std::int32_t ComputeTasks(std::int32_t block) const;
+
+  // Calls visit(place in the placement's devices) for the copies of some shards on one device.
+  template <typename Visit>
+  void ForEachOn(const Placement& placement, const std::vector<std::int32_t>& shards, std::int32_t device,
+                 const Visit& visit) const;
 
   // Adds what a block's ports of one kind read of a value or weight, and compute the gradient of.
   void CollectReadings(std::int32_t block, std::int32_t subject, const std::vector<Port>& ports,
                        std::vector<Reading>* readings) const;
 
-  // The backward tasks of a reading on one device.
-  std::vector<TaskRef> Givers(const Reading& reading, std::int32_t device) const;
-
   Group Build(std::int32_t group) const;
   Group BuildCompute(std::int32_t block) const;
   Group BuildValue(std::int32_t value) const;
   Group BuildWeight(std::int32_t weight) const;
+  void AddForward(std::int32_t value, const Written& written, GroupBuilder* builder) const;
+  void AddBackward(std::int32_t value, const Written& written, GroupBuilder* builder) const;
 
   const Problem* problem_;
+  BoxTables* tables_;
   std::vector<Placement> placements_;
   std::vector<Group> groups_;
   std::vector<std::uint8_t> is_stale_;
-  std::vector<std::int32_t> writer_;                   // by value
-  std::vector<std::vector<std::int32_t>> readers_;     // by value: blocks, ascending
-  std::vector<std::vector<std::int32_t>> users_;       // by weight: blocks, ascending
-  std::vector<std::vector<std::int32_t>> touched_;     // by block: groups to rebuild
+  std::vector<std::int32_t> writer_;                // by value
+  std::vector<std::vector<std::int32_t>> readers_;  // by value: blocks, ascending
+  std::vector<std::vector<std::int32_t>> users_;    // by weight: blocks, ascending
+  std::vector<std::vector<std::int32_t>> touched_;  // by block: groups to rebuild
 };
 
 }  // namespace soapstone

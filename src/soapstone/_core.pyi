@@ -42,6 +42,7 @@ class NodeData:
     is_shared: list[bool]
     is_gathered: list[bool]
     synchronises: bool
+    factored: list[list[int]]
     carried: int
     flops: float
     flops_per_s: list[float]
@@ -57,11 +58,13 @@ class BlockData:
     needs_backward: bool
 
 class ValueData:
+    rank: int
     item_bytes: int
     is_differentiable: bool
     number: int
 
 class WeightData:
+    rank: int
     item_bytes: int
     number: int
 

@@ -8,21 +8,19 @@ as it is and with every node cut into random shards.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from oracles.interpreter import at_random, loss_and_gradients, tensors_of
 from torch import nn
 from transformers import AutoConfig
 
 from soapstone.errors import CaptureError
 from soapstone.frontends.source import Source, load
-from soapstone.graph import Graph, Role
+from soapstone.graph import Role
 
 SIZES = {
     "vocab_size": 48,
@@ -201,3 +199,95 @@ def close(found: torch.Tensor | None, wanted: torch.Tensor, tolerance: float, na
     scale = max(float(wanted.abs().max()), 1e-3)
     difference = float((found - wanted).abs().max())
     assert difference <= tolerance * scale, f"{name}: off by {difference:.2g} at a scale of {scale:.2g}"
+
+
+# -- what is left out, and said -------------------------------------------------------------------------
+
+
+def test_random_skipping_and_masking_are_left_out_and_said(tmp_path: Path) -> None:
+    notes = load(f"hf:{saved('wav2vec2', tmp_path)}", batch=2).captured().notes
+    assert any("LayerDrop" in note for note in notes)
+    assert any("SpecAugment" in note for note in notes)
+
+
+def test_head_follows_the_configuration(tmp_path: Path) -> None:
+    folder = saved("bert", tmp_path, architectures=["BertForSequenceClassification"], num_labels=5)
+    source = load(f"hf:{folder / 'config.json'}", batch=2, length=8)
+    assert type(source.module.inner).__name__ == "BertForSequenceClassification"
+    assert [tuple(x.shape) for x in source.inputs] == [(2, 8), (2,)]
+
+
+def test_unknown_architecture_is_said(tmp_path: Path) -> None:
+    source = load(f"hf:{saved('gpt2', tmp_path, architectures=['MyOwnGPT'])}", batch=2, length=8)
+    assert source.notes == ("transformers has no class MyOwnGPT: GPT2LMHeadModel was taken instead",)
+
+
+def test_other_loss_takes_the_place_of_the_models_own(tmp_path: Path) -> None:
+    captured = load(f"hf:{saved('vit', tmp_path)}", batch=2, loss="cross_entropy").captured()
+    assert captured.graph.loss is not None
+    assert [v.shape for v in captured.graph.with_role(Role.INPUT)] == [(2, 3, 8, 8), (2,)]
+
+
+def test_images_fill_the_places_that_the_model_has_for_them(tmp_path: Path) -> None:
+    source = load(f"hf:{saved('llava', tmp_path)}", batch=2, length=8, weights=True)
+    named = dict(zip(source.module.names, source.inputs, strict=True))
+    patches = (8 // 4) ** 2
+    assert (named["input_ids"] == MODELS["llava"]["image_token_index"]).sum(1).tolist() == [patches] * 2
+    source.module(*source.inputs)
+
+
+def test_experts_may_be_split_over_devices(tmp_path: Path) -> None:
+    """Tokens, experts and features are dims of their own, and tokens know their samples."""
+    graph = load(f"hf:{saved('mixtral', tmp_path)}", batch=2, length=8).captured().graph
+    nodes = [node for node in graph.nodes if node.op_name == "expert_linear"]
+    assert len(nodes) == 2 * 2
+    for node in nodes:
+        assert set(graph.signature(node).splits) == {"t", "i", "e", "o"}
+        assert graph.sample_dims[node.name]
+
+
+# -- bad input ------------------------------------------------------------------------------------------
+
+NO_CONFIGURATIONS = {
+    "": "is not a Hugging Face configuration: JSONDecodeError",
+    "layers: 2": "is not a Hugging Face configuration: JSONDecodeError",
+    "[" * 100_000: "is not a Hugging Face configuration: RecursionError",
+    "[1, 2]": "has no field 'model_type'",
+    '{"hidden_size": 16}': "has no field 'model_type'",
+    '{"model_type": 7}': "has no field 'model_type'",
+    '{"model_type": "bertt"}': "the installed transformers has no model type 'bertt'",
+    '{"model_type": "bert", "hidden_size": "many"}': "make no configuration of the type 'bert'",
+    '{"model_type": "clip", "text_config": 7}': "make no configuration of the type 'clip'",
+    '{"model_type": "bert", "hidden_size": 16, "num_attention_heads": 5}': "BertForMaskedLM cannot be built",
+    '{"model_type": "bert", "vocab_size": -3}': "BertForMaskedLM cannot be built",
+    '{"model_type": "gpt2", "vocab_size": 0}': "no example can be made up for its input 'input_ids'",
+    '{"model_type": "edgetam_mask_decoder"}': "no model that can be built from the type",
+}
+
+
+@pytest.mark.parametrize("text", NO_CONFIGURATIONS, ids=lambda text: text[:40])
+def test_bad_configuration_is_one_sentence(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(CaptureError) as raised:
+        load(f"hf:{tmp_path}")
+    assert NO_CONFIGURATIONS[text] in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_bytes_are_no_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(bytes(range(128, 256)))
+    with pytest.raises(CaptureError, match="is not a Hugging Face configuration"):
+        load(f"hf:{tmp_path}")
+
+
+@pytest.mark.parametrize("name", ["", "nowhere", "nowhere/config.json"])
+def test_missing_configuration_is_one_sentence(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="there is no Hugging Face configuration at"):
+        load(f"hf:{tmp_path / name}")
+
+
+def test_decision_from_values_names_its_place(tmp_path: Path) -> None:
+    fields = {"model_type": "longformer", **SIZES, "attention_window": [4, 4], "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    with pytest.raises(CaptureError, match=r"at modeling_longformer.py:\d+"):
+        load(f"hf:{tmp_path}", batch=2, length=8).captured()

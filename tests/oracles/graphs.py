@@ -1,4 +1,4 @@
-"""Random graphs: linear, branching, unrolled with shared weights, and convolutional."""
+"""Random graphs: linear, branching, unrolled with shared weights, turned around, and convolutional."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ SIZES = st.sampled_from([2, 4, 6, 8])
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
-    """A small training graph: an input, a body of one of four forms, and a summed loss."""
+    """A small training graph: an input, a body of one of five forms, and a summed loss."""
     build = GraphBuilder(draw(st.sampled_from(["net", "a b", 'quo"te'])))
-    form = draw(st.sampled_from([_linear, _branching, _unrolled, _convolutional]))
+    form = draw(st.sampled_from([_linear, _branching, _unrolled, _turned, _convolutional]))
     top = form(draw, build)
     (loss,) = build.add("sum", [top], {"dim": tuple(range(len(build.values[top].shape)))}, name="loss")
     return build.graph(loss=loss)
@@ -58,6 +58,23 @@ def _unrolled(draw: st.DrawFn, build: GraphBuilder) -> str:
     return x
 
 
+def _turned(draw: st.DrawFn, build: GraphBuilder) -> str:
+    """Features in groups, turned around by views as attention does with its heads."""
+    x, width = _rows(draw, build)
+    batch, out = build.values[x].shape[0], draw(st.sampled_from([4, 8]))
+    y = _layer(build, x, width, out, "fc0")
+    groups = draw(st.sampled_from([2, 4]))
+    (y,) = build.add("reshape", [y], {"shape": (batch, groups, out // groups)}, name="apart")
+    order = draw(st.sampled_from([(0, 2, 1), (1, 0, 2), (2, 1, 0), (0, 1, 2)]))
+    (y,) = build.add("permute", [y], {"dims": order}, name="turned")
+    (y,) = build.add("relu", [y], name="relu")
+    if draw(st.booleans()):
+        (y,) = build.add("permute", [y], {"dims": tuple(order.index(i) for i in range(3))}, name="back")
+        (y,) = build.add("reshape", [y], {"shape": (batch, out)}, name="together")
+        y = _layer(build, y, out, draw(SIZES), "fc1")
+    return y
+
+
 def _convolutional(draw: st.DrawFn, build: GraphBuilder) -> str:
     """Convolutions with halos, some with batch norm or a residual connection, perhaps a pool."""
     channels, size = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([4, 6]))
@@ -65,8 +82,9 @@ def _convolutional(draw: st.DrawFn, build: GraphBuilder) -> str:
     for i in range(draw(st.integers(1, 3))):
         out, window = draw(st.sampled_from([2, 4])), draw(st.sampled_from([1, 3]))
         weight = build.weight(f"conv{i}.weight", (out, channels, window, window))
+        bias = build.weight(f"conv{i}.bias", (out,)) if draw(st.booleans()) else None
         pads = {"ph": window // 2, "pw": window // 2}
-        (y,) = build.add("conv2d", [x, weight, None], pads, name=f"conv{i}")
+        (y,) = build.add("conv2d", [x, weight, bias], pads, name=f"conv{i}")
         if draw(st.booleans()):
             scale, shift = build.weight(f"bn{i}.scale", (out,)), build.weight(f"bn{i}.shift", (out,))
             (y,) = build.add("batch_norm", [y, scale, shift, None, None], name=f"bn{i}")

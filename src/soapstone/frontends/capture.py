@@ -245,7 +245,7 @@ class _Capture:
         if target in _ASSERTIONS:
             return None
         if _is_empty(node.meta.get("val")):
-            return self._constant(node.name, torch.empty_like(node.meta["val"], device="cpu"))
+            return self._constant(node.name, torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype))
         args, kwargs = self._arguments(node)
         constants = _handles([*args, *kwargs.values()])
         if all(handle.is_constant for handle in constants) and _foldable(node):
@@ -470,18 +470,25 @@ def _without_counters(
     producers = {name: node for node in nodes for name in node.outputs}
     counters: dict[str, int] = {}
     for buffer, name in updates.items():
-        node = producers.get(name)
-        if (
-            node is not None
-            and node.op_name == "add"
-            and values[buffer].shape == ()
-            and not values[buffer].is_float
-        ):
-            left, right = node.operands[:2]
-            if left == buffer and type(right) is int and not node.attrs:
-                counters[buffer] = right
+        count = _count(buffer, name, producers)
+        if count and values[buffer].shape == () and not values[buffer].is_float:
+            counters[buffer] = count
     counting = {updates[buffer] for buffer in counters}
     return [node for node in nodes if not counting & set(node.outputs)], counters
+
+
+def _count(buffer: str, name: str, producers: Mapping[str, Node]) -> int | None:
+    """By how much a value is larger than a buffer, if it is that and a known number."""
+    count = 0
+    while name != buffer:
+        node = producers.get(name)
+        if node is None or node.op_name != "add" or node.attrs:
+            return None
+        before, more = node.operands
+        if not isinstance(before, str) or type(more) is not int:
+            return None
+        name, count = before, count + more
+    return count
 
 
 def _alive(nodes: Sequence[Node], ends: set[str]) -> list[Node]:

@@ -230,6 +230,17 @@ def masked_put(
     return build.emit("where", [marked, values, x], None, [x.dtype])[0]
 
 
+# -- random numbers -------------------------------------------------------------------------------------
+
+
+@expands("uniform.default")
+def uniform(build: Builder, x: Handle, low: float = 0.0, high: float = 1.0, **_: Any) -> Handle:
+    """Numbers drawn evenly between two, in the form of a tensor whose own are not read."""
+    (drawn,) = build.emit("rand", [], {"size": x.shape, "dtype": x.dtype}, [x.dtype])
+    (scaled,) = build.emit("mul", [drawn, high - low])
+    return build.emit("add", [scaled, low])[0]
+
+
 # -- recurrent layers ------------------------------------------------------------------------------
 
 

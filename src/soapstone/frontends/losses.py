@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import Node as FxNode
 
-from soapstone.errors import CaptureError, SoapstoneError
-from soapstone.frontends.places import place_of_error
-from soapstone.frontends.program import in_mode
+from soapstone.errors import CaptureError
+from soapstone.frontends.program import exported
 
 Loss = Callable[[Any, Tensor], Tensor]
 INNER = "inner."
@@ -84,8 +84,7 @@ class WithLoss(nn.Module):
     def forward(self, *inputs: Tensor) -> Any:
         """The loss on inputs in the order of the example."""
         given = inputs[:-1] if self.loss is not None else inputs
-        named = dict(zip(self.names, given, strict=True)) if self.names else {}
-        output = _plain(self.inner(**named) if named else self.inner(*given))
+        output = _plain(_called(self.inner, self.names, given))
         if self.loss is not None:
             return self.loss(_prediction(output), inputs[-1])
         own = _own_loss(output)
@@ -96,6 +95,10 @@ class WithLoss(nn.Module):
         given = count - (self.loss is not None)
         names = self.names or _positional_names(self.inner, given)
         return (*names, self.target) if self.loss is not None else tuple(names)
+
+
+def _called(module: nn.Module, names: Sequence[str], inputs: Sequence[Tensor]) -> Any:
+    return module(**dict(zip(names, inputs, strict=True))) if names else module(*inputs)
 
 
 def _plain(output: Any) -> Any:
@@ -184,19 +187,10 @@ def _has_target(module: nn.Module, count: int, may_be_made_up: bool) -> bool:
 def _target(
     module: nn.Module, inputs: Sequence[Tensor], loss: str, name: str, names: Sequence[str]
 ) -> Tensor:
-    """A synthetic target of the shape that the loss needs for the module's output."""
-    with torch.no_grad(), in_mode(module, train=False):
-        try:
-            made = module(**dict(zip(names, inputs, strict=True))) if names else module(*inputs)
-            output = _prediction(_plain(made))
-        except SoapstoneError:
-            raise
-        except Exception as error:
-            first = next(iter(str(error).splitlines()), "")
-            raise CaptureError(
-                f"model '{name}' fails on its example inputs: {type(error).__name__}{place_of_error(error)}"
-                f": {first}"
-            ) from error
+    """A synthetic target of the shape that the loss needs for the module's output, found by tracing."""
+    program = exported(_Prediction(module, names), inputs, name, [])
+    (made,) = program.graph.find_nodes(op="output")[0].args[0][-1:] or (None,)
+    output = made.meta["val"] if isinstance(made, FxNode) else made
     by_class = loss in _BY_CLASS
     if not isinstance(output, Tensor) or output.ndim < 1 + by_class:
         needed = "a batch and classes" if by_class else "a batch"
@@ -206,7 +200,19 @@ def _target(
         )
     if by_class:
         return torch.zeros(_label_shape(output), dtype=torch.int64, device=output.device)
-    return torch.zeros_like(output)
+    return torch.zeros(output.shape, dtype=output.dtype, device=output.device)
+
+
+class _Prediction(nn.Module):
+    """A module that returns the one output that a loss is taken of."""
+
+    def __init__(self, inner: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.inner, self.names = inner, tuple(names)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """The output on inputs in the order of the example."""
+        return _prediction(_plain(_called(self.inner, self.names, inputs)))
 
 
 def _shown(value: Any) -> str:

@@ -31,7 +31,7 @@ def exported(
     have parts that do not, and is taken as it is. Either way it is left as it was.
     """
     _refuse_mixed_devices(module, inputs, name)
-    with in_mode(module, train), _quiet():
+    with _in_mode(module, train), _quiet():
         try:
             with faithful(module, name, notes):
                 program = torch.export.export(module, tuple(inputs), strict=False)
@@ -45,7 +45,7 @@ def exported(
 
 
 @contextmanager
-def in_mode(module: nn.Module, train: bool) -> Iterator[None]:
+def _in_mode(module: nn.Module, train: bool) -> Iterator[None]:
     """Training or evaluation for a while; parts that are in another mode than the whole stay so."""
     modes = {part: part.training for part in module.modules()}
     if module.training != train:

@@ -20,8 +20,8 @@ def data_parallel(graph: Graph, machine: Machine) -> Strategy:
     count = len(machine.devices)
 
     def split(block: Block) -> Placement:
-        dim = graph.sample_dims.get(block.name)
-        for layout in layouts(graph, block, count) if dim is not None else ():
+        dim = graph.sample_dims.get(block.name, "")
+        for layout in layouts(graph, block, count):
             if layout.degrees.get(dim, 1) == count:
                 return placed(layout.degrees, range(count))
         return Placement((), tuple(range(count)), count)

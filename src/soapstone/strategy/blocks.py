@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from soapstone.graph import Graph, Node, Role
 from soapstone.ops.box import Box, Interval
@@ -146,7 +147,7 @@ def _depend(before: list[set[int]], number: int, needed: set[int]) -> None:
 
 def follower_box(signature: Signature, operand: int, box: Box) -> IterationBox | None:
     """The part of a follower's iteration space that reads exactly this box of an operand; None if
-    there is none (a factored axis cut across its factors)."""
+    there is none, or if what it writes were no box (a factored axis cut across its factors)."""
     access = signature.operands[operand]
     assert access is not None
     found: dict[str, Interval] = dict(signature.points)
@@ -160,4 +161,13 @@ def follower_box(signature: Signature, operand: int, box: Box) -> IterationBox |
                 return None
             found[dim] = Interval(lo // stride, lo // stride + 1)
             lo, hi = lo % stride, (hi - 1) % stride + 1
-    return found
+    return found if _cuts_outermost_first(signature, found) else None
+
+
+def _cuts_outermost_first(signature: Signature, box: IterationBox) -> bool:
+    """Whether a dim of a factored axis is cut only where the dims outside of it are cut to the end."""
+    return all(
+        box[inner] == signature.points[inner] or box[outer].length == 1
+        for group in signature.factored
+        for outer, inner in pairwise(group)
+    )

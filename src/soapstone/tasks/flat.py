@@ -130,6 +130,7 @@ class FlatProblem:
 
     def _value_data(self, name: str) -> native.ValueData:
         value, data = self.graph.value(name), native.ValueData()
+        data.rank = len(value.shape)
         data.item_bytes = ITEM_BYTES[value.dtype]
         data.is_differentiable = name in self.graph.differentiable
         data.number = self._value_numbers[name]
@@ -137,6 +138,7 @@ class FlatProblem:
 
     def _weight_data(self, name: str) -> native.WeightData:
         value, data = self.graph.value(name), native.WeightData()
+        data.rank = len(value.shape)
         data.item_bytes = ITEM_BYTES[value.dtype]
         data.number = self._weight_numbers[name]
         return data
@@ -155,6 +157,7 @@ class FlatProblem:
         data.is_summed = [dim in signature.summed_dims for dim in dims]
         data.is_shared = [dim in signature.shared for dim in dims]
         data.is_gathered = [dim in node.op.gathers for dim in dims]
+        data.factored = [[dims.index(dim) for dim in group] for group in signature.factored]
         data.synchronises = bool(signature.shared) and bool(node.op.complete(node.attrs).get("sync", True))
         if position:
             data.carried = block.carried[position - 1]

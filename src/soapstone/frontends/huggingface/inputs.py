@@ -33,6 +33,7 @@ _POSITIONS = (
     "context_length",
 )
 _MELS = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "feature_size", "n_mels")
+_SOUND = ("input_values", "input_features")
 _WANTED = frozenset(
     {
         "input_ids",
@@ -95,6 +96,9 @@ class _Example:
             )
             if not (required or name == main or name in _WANTED) or name == "labels":
                 continue
+            if name in _SOUND and not required and name != main and self._has_sound_tokens():
+                self.notes.append(f"sound is left out: the graph is that of a batch without '{name}'")
+                continue
             made = _RECIPES[name](self) if name in _RECIPES else None
             if made is not None:
                 self.made[name] = made
@@ -108,6 +112,10 @@ class _Example:
             if labels is not None:
                 self.made["labels"] = labels
         return self.made
+
+    def _has_sound_tokens(self) -> bool:
+        """Whether the model puts sound in the place of tokens, as many as it takes to hold it."""
+        return self.field("audio_token_id", "audio_token_index") is not None
 
     # -- numbers -----------------------------------------------------------------------------------
 

@@ -80,6 +80,10 @@ def _given_size(size: Sequence[int], *, dtype: Any = None, **_: Any) -> Call:
     return Call((), {"size": tuple(size), "dtype": short_name(dtype) or "f32"})
 
 
+def _without_generator(size: Sequence[int], *, generator: Any = None, **options: Any) -> Call | None:
+    return _given_size(size, **options) if generator is None else None
+
+
 def _like(x: Any, *, dtype: Any = None, **_: Any) -> Call:
     return Call((), {"size": x.shape, "dtype": short_name(dtype) or x.dtype})
 
@@ -107,7 +111,7 @@ rand = register(
         flops=1,
         random=True,
         needs_grad=False,
-        aten={"rand.default": _given_size, "rand_like.default": _like},
+        aten={"rand.default": _given_size, "rand.generator": _without_generator, "rand_like.default": _like},
         examples=(example(size=(4, 6)), example(size=(2, 4, 6), dtype="f64")),
     )
 )
@@ -124,7 +128,11 @@ randn = register(
         flops=6,
         random=True,
         needs_grad=False,
-        aten={"randn.default": _given_size, "randn_like.default": _like},
+        aten={
+            "randn.default": _given_size,
+            "randn.generator": _without_generator,
+            "randn_like.default": _like,
+        },
         examples=(example(size=(4, 6), dtype="f64"),),
     )
 )

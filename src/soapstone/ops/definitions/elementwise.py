@@ -375,6 +375,38 @@ logical_not = register(
 )
 
 
+def _bitwise(name: str) -> Op:
+    """An operator on the bits of integers; that of booleans is logical."""
+    return register(
+        Op(
+            f"bitwise_{name}",
+            BINARY,
+            torch=lambda a, b: getattr(torch, f"bitwise_{name}")(a, b),
+            flops=1,
+            aten=dict.fromkeys(
+                (
+                    f"bitwise_{name}.Tensor",
+                    f"bitwise_{name}.Scalar",
+                    f"__{name}__.Tensor",
+                    f"__{name}__.Scalar",
+                ),
+                lambda a, b: Call((a, b)),
+            ),
+            needs_grad=False,
+            examples=(
+                example(ids(4, 6, below=9), ids(6, below=9)),
+                example(ids(4, 6, below=9), 5),
+                example(mask(4, 6), ids(4, 6, below=9)),
+            ),
+        )
+    )
+
+
+bitwise_and = _bitwise("and")
+bitwise_or = _bitwise("or")
+bitwise_xor = _bitwise("xor")
+
+
 def _test(name: str) -> Op:
     """A question that only floating-point numbers answer with yes."""
     return register(

@@ -486,3 +486,27 @@ roll = register(
         examples=(example((4, 6), shifts=(2,), dims=(1,)), example((2, 4, 6), shifts=(1, -2), dims=(1, 2))),
     )
 )
+
+
+# Complex numbers come as pairs of real ones and end as such; what lies between is elementwise.
+to_complex = register(
+    Op(
+        "to_complex",
+        "... k:2! -> ...",
+        torch=lambda x: torch.view_as_complex(x.contiguous()),
+        flops=0,
+        aten={"view_as_complex.default": None},
+        examples=(example((4, 6, 2)), example((2, 2, 4, 2))),
+    )
+)
+
+from_complex = register(
+    Op(
+        "from_complex",
+        "... -> ... k:2!",
+        torch=lambda x: torch.view_as_real(x if x.is_complex() else torch.complex(x, torch.zeros_like(x))),
+        flops=0,
+        aten={"view_as_real.default": None},
+        examples=(example((4, 6)),),
+    )
+)

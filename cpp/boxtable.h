@@ -1,0 +1,51 @@
+// Boxes of one value or weight, each known by a number.
+//
+// Thread safety: a table belongs to one thread.
+
+#ifndef SOAPSTONE_CPP_BOXTABLE_H_
+#define SOAPSTONE_CPP_BOXTABLE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace soapstone {
+
+class BoxTable {
+ public:
+  static constexpr std::int32_t kNone = -1;
+
+  // REQUIRES: every box has `rank` axes.
+  explicit BoxTable(std::size_t rank) : width_(2 * rank) {}
+
+  // The number of a box, given lo and hi of each axis.
+  std::int32_t Number(std::span<const std::int64_t> bounds);
+
+  // The number of the elements that two boxes share, or kNone.
+  std::int32_t Overlap(std::int32_t a, std::int32_t b);
+
+  bool Overlaps(std::int32_t a, std::int32_t b) const;
+
+  std::span<const std::int64_t> Bounds(std::int32_t box) const {
+    return {bounds_.data() + static_cast<std::size_t>(box) * width_, width_};
+  }
+  std::int64_t Volume(std::int32_t box) const { return volumes_[box]; }
+
+  // Whether a box comes before another: lexicographically by their bounds.
+  bool Less(std::int32_t a, std::int32_t b) const;
+
+ private:
+  std::size_t Slot(std::span<const std::int64_t> bounds) const;
+  void Grow();
+
+  std::size_t width_;
+  std::vector<std::int64_t> bounds_;
+  std::vector<std::int64_t> volumes_;
+  std::vector<std::int32_t> slots_;  // open addressing; kNone where empty
+  std::vector<std::int64_t> scratch_;
+};
+
+}  // namespace soapstone
+
+#endif  // SOAPSTONE_CPP_BOXTABLE_H_
