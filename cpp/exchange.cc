@@ -181,6 +181,7 @@ Exchange MakeExchange(const MachineData& machine, const std::vector<Source>& sou
   std::size_t turn = 0;
   for (std::size_t k = 0; k < sinks.size(); ++k) {
     if (k > 0 && sinks[k].device != sinks[k - 1].device) ++turn;
+    const std::size_t first_of_sink = parts.size();
     for (std::size_t i = 0; i < sources.size(); ++i) {
       auto overlap = Intersection(*sources[i].box, *sinks[k].box);
       if (!overlap) continue;
@@ -192,17 +193,21 @@ Exchange MakeExchange(const MachineData& machine, const std::vector<Source>& sou
         continue;
       }
       const std::int32_t giver = Nearest(machine, holders, sinks[k].device, turn);
-      parts.push_back({giver, sinks[k].device, std::move(*overlap), {{source, giver}}, {sink}});
+      // What one device gives of one box to this sink is added up before it is sent.
+      std::size_t at = first_of_sink;
+      while (at < parts.size() && (parts[at].from != giver || parts[at].box != *overlap)) ++at;
+      if (at == parts.size()) parts.push_back({giver, sinks[k].device, std::move(*overlap), {}, {sink}});
+      parts[at].sources.emplace_back(source, giver);
     }
   }
   std::stable_sort(parts.begin(), parts.end(), [](const Transfer& a, const Transfer& b) {
-    return std::tie(a.from, a.to, a.box) < std::tie(b.from, b.to, b.box);
+    return std::tie(a.from, a.to, a.box, a.sources) < std::tie(b.from, b.to, b.box, b.sources);
   });
+  // Sinks that want the same sum of the same box share it.
   std::vector<Transfer> transfers;
   for (Transfer& part : parts) {
     if (!transfers.empty() && transfers.back().from == part.from && transfers.back().to == part.to &&
-        transfers.back().box == part.box) {
-      transfers.back().sources.push_back(part.sources[0]);
+        transfers.back().box == part.box && transfers.back().sources == part.sources) {
       transfers.back().sinks.push_back(part.sinks[0]);
     } else {
       transfers.push_back(std::move(part));

@@ -59,8 +59,10 @@ struct Part {
   std::int32_t from;
   std::int32_t to;
   std::int32_t box;
+  std::int32_t sink;    // the box that the receiver wants, of which this is a part
   std::int32_t source;  // as the caller numbers them
   TaskRef taker;
+  std::int32_t sum = 0;  // which sum of sources it is part of, among those of this box between the two
 };
 
 }  // namespace
@@ -152,14 +154,13 @@ class GroupBuilder {
       if (a.from != b.from) return a.from < b.from;
       if (a.to != b.to) return a.to < b.to;
       if (a.box != b.box) return table.Less(a.box, b.box);
-      return a.source < b.source;
+      return a.sink != b.sink ? a.sink < b.sink : a.source < b.source;
     });
-    // Runs of equal (from, to, box) are transfers; `first[r]` is where run r begins.
+    for (std::size_t i = 0; i < parts->size();) i = NumberSums(parts, i);
+    // Runs of equal (from, to, box, sum) are transfers; `first[r]` is where run r begins.
     std::vector<std::size_t> first;
     for (std::size_t i = 0; i < parts->size(); ++i) {
-      const Part& part = (*parts)[i];
-      if (i == 0 || part.from != (*parts)[i - 1].from || part.to != (*parts)[i - 1].to ||
-          part.box != (*parts)[i - 1].box) {
+      if (i == 0 || !IsSameBox((*parts)[i], (*parts)[i - 1]) || (*parts)[i].sum != (*parts)[i - 1].sum) {
         first.push_back(i);
       }
     }
@@ -219,6 +220,39 @@ class GroupBuilder {
 
  private:
   static constexpr std::int32_t kFirstGate = 1 << 30;
+
+  static bool IsSameBox(const Part& a, const Part& b) {
+    return a.from == b.from && a.to == b.to && a.box == b.box;
+  }
+
+  // From `begin`, the parts of one box between two devices: sinks that want the same sum of sources share
+  // it. Numbers the sums, sorts the parts by them, and returns where the next box begins.
+  static std::size_t NumberSums(std::vector<Part>* parts, std::size_t begin) {
+    std::size_t end = begin + 1;
+    bool has_one_sink = true;
+    while (end < parts->size() && IsSameBox((*parts)[end], (*parts)[begin])) {
+      has_one_sink = has_one_sink && (*parts)[end].sink == (*parts)[begin].sink;
+      ++end;
+    }
+    if (has_one_sink) return end;
+    std::vector<std::vector<std::int32_t>> sums;  // sources, by sink as they stand
+    for (std::size_t i = begin; i < end; ++i) {
+      if (i == begin || (*parts)[i].sink != (*parts)[i - 1].sink) sums.emplace_back();
+      if (sums.back().empty() || sums.back().back() != (*parts)[i].source) sums.back().push_back((*parts)[i].source);
+    }
+    std::vector<std::vector<std::int32_t>> distinct = sums;
+    std::sort(distinct.begin(), distinct.end());
+    distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+    std::size_t sink = 0;
+    for (std::size_t i = begin; i < end; ++i) {
+      if (i > begin && (*parts)[i].sink != (*parts)[i - 1].sink) ++sink;
+      (*parts)[i].sum = static_cast<std::int32_t>(
+          std::lower_bound(distinct.begin(), distinct.end(), sums[sink]) - distinct.begin());
+    }
+    std::sort(parts->begin() + static_cast<std::ptrdiff_t>(begin), parts->begin() + static_cast<std::ptrdiff_t>(end),
+              [](const Part& a, const Part& b) { return a.sum != b.sum ? a.sum < b.sum : a.source < b.source; });
+    return end;
+  }
 
   template <typename Gives>
   void Connect(const std::vector<Part>& parts, std::pair<std::size_t, std::size_t> run, const Gives& gives,
@@ -670,7 +704,7 @@ void TaskGraph::AddForward(std::int32_t value, const Written& written, GroupBuil
               continue;
             }
             const std::int32_t giver = Nearest(machine, devices, device, turns[device]);
-            parts.push_back({giver, device, table.Overlap(written.held[source].box, box), source, task});
+            parts.push_back({giver, device, table.Overlap(written.held[source].box, box), box, source, task});
           }
         });
       }
@@ -728,7 +762,8 @@ void TaskGraph::AddBackward(std::int32_t value, const Written& written, GroupBui
             continue;
           }
           const std::int32_t giver = Nearest(machine, reading.devices, device, turns[device]);
-          parts.push_back({giver, device, table.Overlap(held.box, reading.box), static_cast<std::int32_t>(i), task});
+          const std::int32_t overlap = table.Overlap(held.box, reading.box);
+          parts.push_back({giver, device, overlap, held.box, static_cast<std::int32_t>(i), task});
         }
       }
     });

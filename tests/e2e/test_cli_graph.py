@@ -368,6 +368,8 @@ def test_unknown_operators_are_named_and_counted(write: Write, capsys: Output) -
             "def make(): return torch.jit.script(Net()), X",
             "returns a TorchScript module: return the nn.Module",
         ),
+        ("def make(): return nn.LazyLinear(4), X", "has the lazy parameter 'weight', whose shape nobody"),
+        ("def make(): return nn.Embedding(9, 4, max_norm=1.0), X.long()", "its parameter 'weight' in its"),
         ("def make(): return Words(), X", "the model returns a str: a model returns its loss, or tensors in"),
         (
             "make = dict",
@@ -421,6 +423,7 @@ def test_refused_paths(write: Write, capsys: Output, monkeypatch: pytest.MonkeyP
         capsys, "mine.py:make", "--batch", "4"
     )
     assert "--tiny is for models of the zoo" in refused(capsys, "mine.py:make", "--tiny")
+    assert "there is no loss 'mes'" in refused(capsys, "mine.py:make", "--loss", "mes")
 
 
 def test_a_model_that_fails_is_shown_where(write: Write, capsys: Output) -> None:

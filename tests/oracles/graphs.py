@@ -67,7 +67,7 @@ def _turned(draw: st.DrawFn, build: GraphBuilder) -> str:
     (y,) = build.add("reshape", [y], {"shape": (batch, groups, out // groups)}, name="apart")
     order = draw(st.sampled_from([(0, 2, 1), (1, 0, 2), (2, 1, 0), (0, 1, 2)]))
     (y,) = build.add("permute", [y], {"dims": order}, name="turned")
-    (y,) = build.add("relu", [y], name="relu")
+    (y,) = build.add(draw(st.sampled_from(["relu", "softmax"])), [y], name="inside")
     if draw(st.booleans()):
         (y,) = build.add("permute", [y], {"dims": tuple(order.index(i) for i in range(3))}, name="back")
         (y,) = build.add("reshape", [y], {"shape": (batch, out)}, name="together")

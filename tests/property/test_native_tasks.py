@@ -35,7 +35,8 @@ def test_native_tasks_are_the_plain_ones(plan: tuple[Strategy, Machine]) -> None
     assert [t.duration_s for t in plain.tasks] == flat.duration_s.tolist()
     assert [t.size_bytes for t in plain.tasks] == flat.size_bytes.tolist()
     rows = [
-        tuple(flat.after[flat.after_begin[i] : flat.after_begin[i + 1]].tolist()) for i in range(len(plain.tasks))
+        tuple(flat.after[flat.after_begin[i] : flat.after_begin[i + 1]].tolist())
+        for i in range(len(plain.tasks))
     ]
     assert rows == list(plain.after)
 

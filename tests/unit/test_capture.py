@@ -95,7 +95,7 @@ def agrees(made: Made) -> Captured:
     given = {name: tensor.clone() for name, tensor in tensors_of(captured, module, inputs).items()}
     runs = [loss_and_gradients(graph, given, split) for split in SPLITS]
     values = interpreted(graph, given, at_random(seed=3)) if graph.updates else {}
-    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    before = {name: tensor.clone() for name, tensor in kept(module)}
     expected = module(*(tensor.clone() for tensor in inputs))
     expected.backward()
     for loss, gradients in runs:
@@ -103,6 +103,12 @@ def agrees(made: Made) -> Captured:
         _check_gradients(graph, module, gradients)
     _check_buffers(graph, module, before, values)
     return captured
+
+
+def kept(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """What a module keeps from step to step without training it."""
+    frozen = [(name, tensor) for name, tensor in module.named_parameters() if not tensor.requires_grad]
+    return [*module.named_buffers(), *frozen]
 
 
 def _check_gradients(graph: Graph, module: nn.Module, gradients: dict[str, Tensor | None]) -> None:
@@ -123,7 +129,7 @@ def _check_gradients(graph: Graph, module: nn.Module, gradients: dict[str, Tenso
 def _check_buffers(
     graph: Graph, module: nn.Module, before: dict[str, Tensor], values: dict[str, Tensor]
 ) -> None:
-    after = dict(module.named_buffers())
+    after = dict(kept(module))
     for name, value in graph.updates.items():
         torch.testing.assert_close(values[value], after[name], **CLOSE)
     for name, step in graph.counters.items():
@@ -237,6 +243,37 @@ class Kept(nn.Module):
         return score(h + self.average + self.assigned)
 
 
+class Follower(nn.Module):
+    """A frozen copy that follows its leader, and is compared with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leader, self.follower = nn.Linear(3, 4), nn.Linear(3, 4).requires_grad_(False)
+
+    def forward(self, a: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.follower.weight.lerp_(self.leader.weight, 0.1)
+            self.follower.bias.data = self.follower.bias.data * 0.9 + self.leader.bias.data * 0.1
+        return score(self.leader(a) - self.follower(a))
+
+
+class Codebook(nn.Module):
+    """Vector quantisation: the nearest of a table's rows, which move towards what is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(3, 4)
+        self.register_buffer("rows", x(5, 4))
+
+    def forward(self, a: Tensor) -> Tensor:
+        h = self.encoder(a)
+        nearest = (h[:, None] - self.rows).square().sum(-1).argmin(-1)
+        found = self.rows[nearest]
+        with torch.no_grad():
+            self.rows.lerp_(F.one_hot(nearest, 5).to(h.dtype).T @ h, 0.1)
+        return score(h + (found - h).detach()) + F.mse_loss(h, found.detach())
+
+
 class Cells(nn.Module):
     """A recurrent cell over three steps; `also` uses one of its weights elsewhere."""
 
@@ -321,6 +358,10 @@ def contractions(p: Any, a: Tensor) -> list[Tensor]:
     ]
 
 
+def spectral(p: Any, a: Tensor) -> Tensor:
+    return (torch.view_as_complex((a @ p.w).reshape(2, 2, 2)) * 1j + (0.5 + 2j)).abs()
+
+
 def constants(p: Any, a: Tensor) -> Tensor:
     allowed = torch.arange(4)[None] <= torch.arange(2)[:, None]
     h = (a @ p.w).masked_fill(~allowed, 0) + torch.eye(4, dtype=a.dtype)[:2]
@@ -347,6 +388,8 @@ CASES: dict[str, Callable[[], Made]] = {
     "tied by storage": lambda: Made(Tied(by_storage=True), (ids(2, 3, below=10), ids(2, 3, below=10))),
     "shared": lambda: Made(Shared(), (x(4, 3),)),
     "frozen": lambda: Made(Frozen(), (x(4, 3),)),
+    "follower": lambda: Made(Follower(), (x(4, 3),)),
+    "codebook": lambda: Made(Codebook(), (x(6, 3),)),
     "buffers": lambda: Made(Kept(), (x(4, 3),)),
     "batch norm": lambda: scored(
         nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4, momentum=0.3, eps=1e-3)), x(*IMAGES)
@@ -400,6 +443,8 @@ CASES: dict[str, Callable[[], Made]] = {
     ),
     "transposed convolution": lambda: scored(nn.ConvTranspose2d(4, 6, 4, 2, 1, groups=2), x(2, 4, 3, 3)),
     "names": lambda: Made(Named(), (x(4, 3),)),
+    "complex numbers": lambda: formula(spectral, x(2, 3), w=(3, 4)),
+    "no elements": lambda: formula(lambda p, a: [a[:0] @ p.w, a @ p.w], x(2, 3), w=(3, 4)),
     "constants": lambda: formula(constants, x(2, 3), w=(3, 4)),
     "integers, a scalar, an unused input": lambda: formula(
         indexed, torch.tensor([0, 2, 1]), x(), x(7, 7), w=(3, 4)

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from soapstone.errors import CaptureError
 from soapstone.frontends.capture import Captured, capture
+from soapstone.frontends.losses import WithLoss
 
 X = torch.linspace(-1, 2, 12, dtype=torch.float64).reshape(4, 3)
 
@@ -76,6 +77,18 @@ def statistics(h: Tensor) -> Tensor:
     return h.mean(0)
 
 
+def written_into_a_copy(w: Tensor, x: Tensor) -> Tensor:
+    h = x @ w
+    seen = torch.zeros(4, 4, dtype=x.dtype)
+    with torch.no_grad():
+        seen[0] = h[0]
+        seen.add_(h, alpha=0.5)
+        seen[:, 1:].copy_(h[:, 1:].T.contiguous().T)
+    cut = h.detach().clone()
+    cut[0] = 0
+    return (h * seen * cut).sum()
+
+
 def reenabled(w: Tensor, x: Tensor) -> Tensor:
     with torch.no_grad():
         cut = x @ w
@@ -89,6 +102,7 @@ def reenabled(w: Tensor, x: Tensor) -> Tensor:
     [
         under_no_grad,
         reenabled,
+        written_into_a_copy,
         lambda w, x: ((x @ w) * statistics(x @ w)).sum(),
         lambda w, x: ((x @ w) * (x @ w).detach()).sum(),
         lambda w, x: ((x @ w) * (x @ w.data)).sum(),
@@ -210,10 +224,28 @@ def hooked(w: Tensor, x: Tensor) -> Tensor:
     return h.sum()
 
 
+def backward_within(w: Tensor, x: Tensor) -> Tensor:
+    loss = (x @ w).sum()
+    loss.backward()
+    return loss
+
+
 def written_under_no_grad(w: Tensor, x: Tensor) -> Tensor:
     h = x @ w
     with torch.no_grad():
         h[0] = 0
+    return h.sum()
+
+
+def written_as_data(w: Tensor, x: Tensor) -> Tensor:
+    h = x @ w
+    h.data.mul_(2)
+    return h.sum()
+
+
+def replaced_data(w: Tensor, x: Tensor) -> Tensor:
+    h = x @ w
+    h.data = x @ w * 2
     return h.sum()
 
 
@@ -235,7 +267,10 @@ REFUSED: list[tuple[Callable[..., Any], str, str, str]] = [
     (lambda w, x: (x @ w)[x[:, 0] > 0].sum(), "shape depends on values", "(x @ w)[x[:, 0] > 0]", "mask"),
     (nonzero, "shape depends on values", "(return (x @ w)[x.nonzero()[:, 0]].sum())", "torch.where"),
     (hooked, "registers a gradient hook", "(h.register_hook(lambda", "torch operators"),
-    (written_under_no_grad, "writes under torch.no_grad into a tensor", "(h[0] = 0)", "detached copy"),
+    (backward_within, "runs a backward pass within its forward pass", "(loss.backward())", "autograd.grad"),
+    (written_under_no_grad, "writes unseen by autograd into a tensor", "(h[0] = 0)", "detach().clone()"),
+    (written_as_data, "writes unseen by autograd into a tensor", "(h.data.mul_(2))", "detach().clone()"),
+    (replaced_data, "writes unseen by autograd into a tensor", "(h.data = x @ w * 2)", "detach().clone()"),
     (failing, "ValueError", "(raise ValueError(f", "expected 5 rows (does it run on them by itself?)"),
     (lambda w, x: (x @ w.T).sum(), "RuntimeError", "(x @ w.T).sum()", "does it run"),
 ]
@@ -296,6 +331,22 @@ def test_hooks_on_modules_and_parameters_are_refused() -> None:
     assert "has a gradient hook on its parameter '0.weight'" in refusal(module)
     handle.remove()
     assert capture(module, (X,)).graph.nodes
+
+
+def test_lazy_parameters_are_refused() -> None:
+    assert "has the lazy parameter 'weight'" in refusal(nn.LazyLinear(4))
+
+
+def test_a_generator_of_its_own_is_left_out() -> None:
+    def noisy(w: Tensor, x: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return (x @ w + torch.randn(4, 4, generator=generator, dtype=x.dtype)).sum()
+
+    captured = capture(Formula(noisy), (X,))
+    assert captured.notes == (
+        "the model's own random generators are not used: Soapstone draws random numbers by itself",
+    )
+    assert [node.op_name for node in captured.graph.nodes] == ["matmul", "randn", "add", "sum"]
 
 
 def test_parameters_and_inputs_on_two_devices() -> None:
@@ -380,5 +431,8 @@ def test_parts_in_evaluation_mode_stay_so() -> None:
     module.eval()
     names = [node.op_name for node in capture(module, (X,)).graph.nodes]
     assert names == ["linear", "batch_norm", "dropout"]
+    wrapped = WithLoss(module, lambda output, target: (output * target).sum())
+    names = [node.op_name for node in capture(wrapped, (X, torch.ones(4, 4))).graph.nodes]
+    assert names[:3] == ["linear", "batch_norm", "dropout"]
     names = [node.op_name for node in capture(module, (X,), train=False).graph.nodes]
     assert names == ["linear", "batch_norm_inference", "copy"]

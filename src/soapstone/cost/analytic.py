@@ -44,7 +44,9 @@ class AnalyticCosts:
     def update_s(self, size_bytes: int, kind: DeviceKind) -> float:
         """How long updating this much of a weight takes."""
         traffic = size_bytes * self.update_bytes_per_byte
-        return max(kind.launch_overhead_s, traffic / (kind.memory_bandwidth_bytes_per_s * self.most_bandwidth))
+        return max(
+            kind.launch_overhead_s, traffic / (kind.memory_bandwidth_bytes_per_s * self.most_bandwidth)
+        )
 
 
 def transfer_s(size_bytes: int, bandwidth_bytes_per_s: float, latency_s: float) -> float:

@@ -92,7 +92,7 @@ def capture(
     `forward` calls them.
     """
     notes: list[str] = []
-    program = exported(module, inputs, name, notes, train)
+    program = exported(module, inputs, name, notes, prefix=prefix, train=train)
     return _Capture(program, module, name, samples, prefix, input_names, notes).captured()
 
 
@@ -118,6 +118,7 @@ class _Capture:
         self.constants: dict[str, Tensor] = {}
         self.constant_names: dict[Handle, str] = {}
         self.env: dict[FxNode, Any] = {}
+        self.tied: Mapping[str, str] = {}
         self.opaque: dict[str, int] = {}
         self.current: FxNode | None = None
         self.weight_users: dict[str, set[str]] = {}
@@ -147,7 +148,7 @@ class _Capture:
         signature = self.program.graph_signature
         specs = {spec.arg.name: spec for spec in signature.input_specs if hasattr(spec.arg, "name")}
         mutated = set(signature.buffers_to_mutate.values())
-        tied = self._tied()
+        tied = self.tied = self._tied()
         parameters = self.module.named_parameters(remove_duplicate=False)
         trained = {tied[name] for name, parameter in parameters if parameter.requires_grad}
         for node in self.program.graph.nodes:
@@ -245,7 +246,9 @@ class _Capture:
         if target in _ASSERTIONS:
             return None
         if _is_empty(node.meta.get("val")):
-            return self._constant(node.name, torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype))
+            return self._constant(
+                node.name, torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype)
+            )
         args, kwargs = self._arguments(node)
         constants = _handles([*args, *kwargs.values()])
         if all(handle.is_constant for handle in constants) and _foldable(node):
@@ -403,6 +406,9 @@ class _Capture:
 
     def _read(self, operand: Any) -> Operand:
         """The operand as a node reads it; a constant is declared when it is first read."""
+        if isinstance(operand, complex):  # which neither JSON nor the text form can write
+            assert self.current is not None
+            operand = self._constant(f"{self.current.name}.number", torch.tensor(operand))
         if not isinstance(operand, Handle):
             return operand
         if operand.name not in self.values and operand.declared is not None:
@@ -434,8 +440,9 @@ class _Capture:
                 continue
             handle = self.env[node]
             match spec.kind:
-                case OutputKind.BUFFER_MUTATION:
-                    updates[self._bare(str(spec.target))] = str(self._read(handle))
+                case OutputKind.BUFFER_MUTATION | OutputKind.PARAMETER_MUTATION:
+                    target = str(spec.target)
+                    updates[self._bare(self.tied.get(target, target))] = str(self._read(handle))
                 case OutputKind.USER_OUTPUT:
                     outputs.append(str(self._read(handle)))
                 case OutputKind.USER_INPUT_MUTATION:

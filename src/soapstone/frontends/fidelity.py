@@ -5,13 +5,16 @@ them. While `faithful` lasts:
 
     in the module                       traced as it is                     here
     torch.no_grad(), x.data             gradients flow through              detached
+    x.data = y                          forgotten                           a write like any other
     instance norm's running statistics  never updated                       updated
     checks of distributions' arguments  a branch on values: no graph        left out
     torch.utils.checkpoint              vanishes, or fails when reentrant   vanishes, with a note
+    a generator of random numbers       an argument that no graph holds     left out, with a note
     a custom autograd.Function          its own backward is forgotten       refused
     a gradient hook                     forgotten                           refused
-    a write under no_grad into a        differentiated                      refused
-    tensor that carries a gradient
+    a backward pass within forward      leaves traced gradients behind      refused
+    a write under no_grad or through    differentiated, or cut off          refused
+    x.data into a computed tensor
 
 A number taken out of a tensor and a shape that depends on values are refused here too, where the call
 that makes them is still known. Names are replaced in torch for that long, so one model is traced at a
@@ -31,6 +34,7 @@ from torch import Tensor, nn
 from torch.autograd.function import _SingleLevelFunction
 from torch.distributions import Distribution
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
+from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -38,6 +42,7 @@ from soapstone.errors import CaptureError
 from soapstone.frontends.places import place_of_call
 
 CHECKPOINTING = "activation checkpointing (torch.utils.checkpoint) is not kept: activations are stored"
+GENERATORS = "the model's own random generators are not used: Soapstone draws random numbers by itself"
 
 TAKES_NUMBER = (
     "model '{name}' takes a number out of a tensor{at}, which no graph can hold: compute with the tensor"
@@ -51,9 +56,13 @@ _HOOKED = (
     "model '{name}' registers a gradient hook{at}, which would be lost: compute what it does to the gradient"
     " with torch operators"
 )
+_BACKWARD = (
+    "model '{name}' runs a backward pass within its forward pass{at}, which no graph can hold: take the"
+    " gradient with torch.autograd.grad, or leave it to the training step"
+)
 _WRITTEN = (
-    "model '{name}' writes under torch.no_grad into a tensor that carries a gradient{at}, which no graph can"
-    " hold: write into a detached copy of it"
+    "model '{name}' writes unseen by autograd into a tensor that carries a gradient{at}, which no graph can"
+    " hold: write into a copy of it, made with detach().clone()"
 )
 _UNTRACEABLE_GRADIENT = (
     "model '{name}' takes a gradient in its forward pass{at}, through operators of which torch cannot trace"
@@ -62,15 +71,17 @@ _UNTRACEABLE_GRADIENT = (
 
 _HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
 _READ_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_DETACH = (Tensor.detach, torch.detach)
+_WRITE_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _NUMBERS = (Tensor.item, Tensor.tolist, Tensor.__int__, Tensor.__float__, Tensor.__index__)
 _WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__")
 _NO_WRITES = ("requires_grad_", "detach_", "share_memory_")
 
 
 @contextmanager
-def faithful(module: nn.Module, name: str, notes: list[str]) -> Iterator[None]:
+def faithful(module: nn.Module, name: str, notes: list[str], prefix: str = "") -> Iterator[None]:
     """Trace within: gradients as the module means them, or a CaptureError that says why not."""
-    _refuse_hooks(module, name)
+    _refuse_unfinished(module, name, prefix)
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         if cls is CheckpointFunction:
@@ -89,7 +100,7 @@ def faithful(module: nn.Module, name: str, notes: list[str]) -> Iterator[None]:
         _note(notes, CHECKPOINTING)
         yield
 
-    watch = _Watch(name)
+    watch = _Watch(name, notes)
     with ExitStack() as during:
         # The names that the public ones go through, which a module may have imported long ago.
         during.enter_context(replaced(_SingleLevelFunction, "apply", classmethod(apply)))
@@ -129,11 +140,12 @@ class _Watch(TorchFunctionMode):
     `gradient_at` is where the module last took a gradient.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, notes: list[str]) -> None:
         super().__init__()
-        self.name = name
+        self.name, self.notes = name, notes
         self.gradient_at: str | None = None
         self.is_within = False
+        self.bare: list[Tensor] = []
 
     @contextmanager
     def within(self, module: nn.Module) -> Iterator[None]:
@@ -150,22 +162,46 @@ class _Watch(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         del types
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
         if not self.is_within:
             return func(*args, **kwargs)
         if func in _HOOKS:
             raise self._refusal(_HOOKED)
-        if func == _READ_DATA:
-            return args[0].detach()
+        if func is Tensor.backward:
+            raise self._refusal(_BACKWARD)
+        if isinstance(kwargs.get("generator"), torch.Generator):
+            _note(self.notes, GENERATORS)
+            del kwargs["generator"]
         if func is F.instance_norm:
             return _instance_norm(*args, **kwargs)
         if func is torch.autograd.grad:
             self.gradient_at = place_of_call()
+            return func(*args, **kwargs)
+        if func == _READ_DATA or func in _DETACH:
+            return self._bare(args[0])
+        if _writes(func) and self._bypasses_autograd(func, args[0]):
+            raise self._refusal(_WRITTEN)
+        if func == _WRITE_DATA:
+            return args[0].detach().copy_(args[1].detach())
         if torch.is_grad_enabled() or not any(map(_carries, (*args, *kwargs.values()))):
             return self._fixed(func, args, kwargs)
-        if _writes(func) and _carries(args[0]) and not args[0].is_leaf:
-            raise self._refusal(_WRITTEN)
-        return _detached(self._fixed(func, args, kwargs))
+        if getattr(func, "__name__", "") == "__get__":
+            return _detached(func(*args, **kwargs))
+        return self._fixed(func, _detached(args), {key: _detached(item) for key, item in kwargs.items()})
+
+    def _bare(self, tensor: Tensor) -> Tensor:
+        """The tensor without its gradient; whether it is written to will matter."""
+        made = tensor.detach()
+        if _carries(tensor) and not tensor.is_leaf:
+            self.bare.append(made)
+        return made
+
+    def _bypasses_autograd(self, func: Any, written: Tensor) -> bool:
+        """Whether a write goes unseen by autograd into a tensor whose gradient it should have changed."""
+        if any(tensor is written for tensor in self.bare):
+            return True
+        unseen = func == _WRITE_DATA or not torch.is_grad_enabled()
+        return unseen and _carries(written) and not written.is_leaf
 
     def _fixed(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the call gives, if that is a matter of shapes and not of values."""
@@ -201,19 +237,20 @@ def _carries(item: Any) -> bool:
     return isinstance(item, Tensor) and item.requires_grad
 
 
-def _detached(result: Any) -> Any:
-    if isinstance(result, Tensor):
-        return result.detach()
-    if isinstance(result, list | tuple):
-        return type(result)([_detached(part) for part in result])
-    return result
+def _detached(item: Any) -> Any:
+    if isinstance(item, Tensor):
+        return item.detach() if item.requires_grad else item
+    if isinstance(item, list | tuple):
+        parts = [_detached(part) for part in item]
+        return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)
+    return item
 
 
 def _writes(func: Callable[..., Any]) -> bool:
     name = getattr(func, "__name__", "")
     if name in _NO_WRITES:
         return False
-    return name in _WRITES or (name.endswith("_") and not name.endswith("__"))
+    return func == _WRITE_DATA or name in _WRITES or (name.endswith("_") and not name.endswith("__"))
 
 
 def _instance_norm(
@@ -236,18 +273,25 @@ def _instance_norm(
     return F.instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
-def _refuse_hooks(module: nn.Module, name: str) -> None:
+def _refuse_unfinished(module: nn.Module, name: str, prefix: str) -> None:
+    """Refuse lazy parameters and hooks, which are seen before tracing."""
     for path, part in module.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
-            what = f"'{path}'" if path else "the module"
+            inner = f"{path}.".removeprefix(prefix).rstrip(".")
+            what = f"'{inner}'" if inner else "the module"
             raise CaptureError(
                 f"model '{name}' has a backward hook on {what}, which would be lost: remove it first"
             )
     for path, parameter in module.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise CaptureError(
+                f"model '{name}' has the lazy parameter '{path.removeprefix(prefix)}', whose shape nobody"
+                " knows yet: run the model once on its inputs first"
+            )
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise CaptureError(
-                f"model '{name}' has a gradient hook on its parameter '{path}', which would be lost:"
-                " remove it first"
+                f"model '{name}' has a gradient hook on its parameter '{path.removeprefix(prefix)}', which"
+                " would be lost: remove it first"
             )
 
 

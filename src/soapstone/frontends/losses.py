@@ -80,6 +80,7 @@ class WithLoss(nn.Module):
         self.inner = inner
         self.loss = loss
         self.names, self.target = tuple(names), target
+        self.training = inner.training
 
     def forward(self, *inputs: Tensor) -> Any:
         """The loss on inputs in the order of the example."""
@@ -188,7 +189,7 @@ def _target(
     module: nn.Module, inputs: Sequence[Tensor], loss: str, name: str, names: Sequence[str]
 ) -> Tensor:
     """A synthetic target of the shape that the loss needs for the module's output, found by tracing."""
-    program = exported(_Prediction(module, names), inputs, name, [])
+    program = exported(_Prediction(module, names), inputs, name, [], prefix=INNER)
     (made,) = program.graph.find_nodes(op="output")[0].args[0][-1:] or (None,)
     output = made.meta["val"] if isinstance(made, FxNode) else made
     by_class = loss in _BY_CLASS
@@ -209,6 +210,7 @@ class _Prediction(nn.Module):
     def __init__(self, inner: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
         self.inner, self.names = inner, tuple(names)
+        self.training = inner.training
 
     def forward(self, *inputs: Tensor) -> Any:
         """The output on inputs in the order of the example."""

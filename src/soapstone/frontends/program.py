@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
 from torch.fx import Node as FxNode
 
 from soapstone.errors import CaptureError, SoapstoneError
@@ -23,17 +24,24 @@ from soapstone.frontends.places import place_in_trace, place_of_error
 
 
 def exported(
-    module: nn.Module, inputs: Sequence[Any], name: str, notes: list[str], train: bool = True
+    module: nn.Module,
+    inputs: Sequence[Any],
+    name: str,
+    notes: list[str],
+    *,
+    prefix: str = "",
+    train: bool = True,
 ) -> ExportedProgram:
     """The functional ATen program of a module's forward pass; what the user should know goes to `notes`.
 
-    With `train`, a module in evaluation mode is put into training mode; one that trains already may
-    have parts that do not, and is taken as it is. Either way it is left as it was.
+    `prefix` is cut off the names of parameters where they are told to the user. With `train`, a module
+    in evaluation mode is put into training mode; one that trains already may have parts that do not,
+    and is taken as it is. Either way it is left as it was.
     """
     _refuse_mixed_devices(module, inputs, name)
     with _in_mode(module, train), _quiet():
         try:
-            with faithful(module, name, notes):
+            with faithful(module, name, notes, prefix):
                 program = torch.export.export(module, tuple(inputs), strict=False)
             program = program.run_decompositions(_BY_STRIDES)
         except SoapstoneError:
@@ -41,6 +49,7 @@ def exported(
         except Exception as error:
             raise CaptureError(_sentence(name, error)) from error
     _refuse_what_a_graph_cannot_hold(program, name)
+    _refuse_changed_weights(program, module, name, prefix)
     return program
 
 
@@ -139,11 +148,16 @@ def _refuse_what_a_graph_cannot_hold(program: ExportedProgram, name: str) -> Non
             complaint = complaint_about(value)
             if complaint is not None:
                 raise CaptureError(complaint.format(name=name, at=at))
+
+
+def _refuse_changed_weights(program: ExportedProgram, module: nn.Module, name: str, prefix: str) -> None:
+    """Refuse to train what the forward pass writes too; a frozen parameter may be written."""
     for spec in program.graph_signature.output_specs:
-        if spec.kind.name == "PARAMETER_MUTATION":
+        target = str(spec.target)
+        if spec.kind is OutputKind.PARAMETER_MUTATION and module.get_parameter(target).requires_grad:
             raise CaptureError(
-                f"model '{name}' changes its parameter '{spec.target}' in its forward pass (as"
-                " nn.Embedding does with max_norm), which is left to the optimizer: do it between steps"
+                f"model '{name}' changes its parameter '{target.removeprefix(prefix)}' in its forward pass"
+                " (as nn.Embedding does with max_norm), which is left to the optimizer: do it between steps"
             )
 
 
