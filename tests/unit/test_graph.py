@@ -115,6 +115,17 @@ def test_what_follows_from_a_graph() -> None:
     assert graph.producers["h"].scope == "fc"
 
 
+def test_gradients_flow_only_towards_the_loss() -> None:
+    """A branch that the loss does not read has none; without a loss they come from all outputs."""
+    build = GraphBuilder("g")
+    x, w, v = build.input("x", (4, 2)), build.weight("w", (2, 2)), build.weight("v", (2, 2))
+    (h,) = build.add("linear", [x, w, None], name="h")
+    build.add("linear", [x, v, None], name="aside")
+    (loss,) = build.add("sum", [h], {"dim": (0, 1)}, name="loss")
+    assert build.graph(loss=loss, outputs=["aside"]).differentiable == {"w", "h", "loss"}
+    assert build.graph(outputs=["aside"]).differentiable == {"v", "aside"}
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node as FxNode
@@ -231,7 +232,7 @@ class _Capture:
     def _constant(self, name: str, data: Any) -> Handle:
         if not isinstance(data, Tensor):
             raise CaptureError(f"model '{self.name}' holds the constant '{name}', which is not a tensor")
-        known = None if data.is_meta else data.detach().cpu()
+        known = None if data.is_meta or isinstance(data, FakeTensor) else data.detach().cpu()
         return Handle(name, tuple(data.shape), short(data.dtype), True, known)
 
     # -- calls ----------------------------------------------------------------------------------

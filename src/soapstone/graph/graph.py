@@ -170,13 +170,18 @@ class Graph:
 
     @cached_property
     def differentiable(self) -> frozenset[str]:
-        """The values that a gradient flows through: floats that depend on a weight, through
-        operators that can be differentiated."""
+        """The values that a gradient flows through: floats between a weight and the loss, through
+        operators that can be differentiated. Without a loss, gradients are taken to arrive at the
+        outputs."""
         carried = {value.name for value in self.with_role(Role.WEIGHT) if value.is_float}
         for node in self.nodes:
             if node.op.needs_grad and any(name in carried for name in node.reads):
                 carried.update(name for name in node.outputs if self.values[name].is_float)
-        return frozenset(carried)
+        wanted = set(self.outputs) if self.loss is None else {self.loss}
+        for node in reversed(self.nodes):
+            if node.op.needs_grad and any(name in wanted for name in node.outputs):
+                wanted.update(node.reads)
+        return frozenset(name for name in carried if name in wanted)
 
     @cached_property
     def weight_made(self) -> frozenset[str]:

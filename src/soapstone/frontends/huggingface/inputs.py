@@ -190,25 +190,25 @@ class _Example:
     def _image_tokens(self) -> int | None:
         """How many tokens an image becomes: what the model's own vision part gives; None, and a note,
         if images cannot be made up for it."""
-        pixels = self.pixel_values()
-        self.made["pixel_values"] = pixels
-        features = getattr(self.model, "get_image_features", None)
-        if features is None:
-            return 0
-        try:
-            with torch.no_grad():
-                found = features(pixel_values=pixels)
-        except Exception:  # noqa: BLE001 (a model's own code may raise anything)
-            del self.made["pixel_values"]
-            self.without_images = True
-            self.notes.append(
-                "images are left out, because their form depends on more than the configuration: the graph"
-                " is that of a batch of text"
-            )
-            return None
-        found = getattr(found, "pooler_output", found)
-        tensors = found if isinstance(found, list | tuple) else [found]
-        return sum(int(t.shape[:-1].numel()) for t in tensors) // self.batch
+        features: Any = getattr(self.model, "get_image_features", None)
+        one = self.pixel_values()
+        # Some models take several images for each text.
+        for pixels in (one, one.unsqueeze(1)) if features is not None else ():
+            try:
+                with torch.no_grad():
+                    found = features(pixel_values=pixels)
+            except Exception:  # noqa: BLE001 (a model's own code may raise anything)
+                continue
+            self.made["pixel_values"] = pixels
+            found = getattr(found, "pooler_output", found)
+            tensors = found if isinstance(found, list | tuple) else [found]
+            return sum(int(t.shape[:-1].numel()) for t in tensors) // self.batch
+        self.without_images = True
+        self.notes.append(
+            "images are left out, because their form depends on more than the configuration: the graph is"
+            " that of a batch of text"
+        )
+        return None
 
     def decoder_input_ids(self) -> Tensor | None:
         if not getattr(self.config, "is_encoder_decoder", False):
@@ -244,8 +244,8 @@ class _Example:
         first = next(
             (m for m in self.model.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear)), None
         )
-        if isinstance(first, nn.Conv1d) and first.in_channels == mels and source is not None:
-            return self.floats(self.batch, mels, 2 * int(source))
+        if isinstance(first, nn.Conv1d) and first.in_channels == mels:
+            return self.floats(self.batch, mels, 2 * int(source or _DEFAULT_FRAMES))
         return self.floats(self.batch, min(self.asked or _DEFAULT_FRAMES, int(source or 1 << 20)), mels)
 
     def bbox(self) -> Tensor:
@@ -278,7 +278,10 @@ class _Example:
         return int(self.field("context_length", default=32)) + max(lags, default=0)
 
     def past_values(self) -> Tensor | None:
-        return self._series(self._past(), self.field("input_size", "num_input_channels"))
+        channels = self.field("num_input_channels")
+        if channels is not None:
+            return self.floats(self.batch, self._past(), int(channels))
+        return self._series(self._past(), self.field("input_size"))
 
     def past_time_features(self) -> Tensor:
         return self.floats(self.batch, self._past(), int(self.field("num_time_features", default=0)))

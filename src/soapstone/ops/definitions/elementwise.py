@@ -209,6 +209,7 @@ tangent = _unary("tan", lambda x: apply("sin", x) / apply("cos", x))
 arctangent = _unary("atan", lambda x: apply("atan", x))
 tanh = _unary("tanh", scalar.tanh)
 sigmoid = _unary("sigmoid", scalar.sigmoid)
+arsinh = _unary("asinh", lambda x: log(x + sqrt(x * x + 1.0)))
 erf = _unary("erf", lambda x: apply("erf", x))
 floor = _unary("floor", lambda x: apply("floor", x), needs_grad=False)
 ceil = _unary("ceil", lambda x: -apply("floor", -x), needs_grad=False)
@@ -231,6 +232,8 @@ clamp = register(
         aten={
             "clamp.default": None,
             "clamp.Tensor": None,
+            "clip.default": None,
+            "clip.Tensor": None,
             "clamp_min.default": lambda x, low: Call((x, low, None)),
             "clamp_min.Tensor": lambda x, low: Call((x, low, None)),
             "clamp_max.default": lambda x, high: Call((x, None, high)),

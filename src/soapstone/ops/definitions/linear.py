@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from functools import reduce
+from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
 from soapstone.ops import scalar
@@ -27,12 +28,20 @@ def _addmm(bias: Any, x: Any, w: Any, *, beta: float = 1, alpha: float = 1) -> C
     return Call((x, w, bias)) if beta == alpha == 1 and len(bias.shape) == 1 else None
 
 
+def _spelled(equation: str, operands: Sequence[Any]) -> str:
+    """The equation with letters for `...`, where every operand that has it has as many axes there."""
+    parts = equation.partition("->")[0].split(",")
+    ranks = {len(x.shape) - len(p) + 3 for p, x in zip(parts, operands, strict=True) if "..." in p}
+    free = [letter for letter in ascii_letters if letter not in equation]
+    return equation.replace("...", "".join(free[: ranks.pop()])) if len(ranks) == 1 else equation
+
+
 def _einsum(equation: str, operands: Sequence[Any], *, path: Any = None) -> Call | None:
-    """Plain einsums: letters only, no index twice in one operand, none of size one where others differ."""
+    """Plain einsums: no index twice in one operand, none of size one where others differ."""
     del path  # the order of contraction, not its meaning
-    left, arrow, right = equation.replace(" ", "").partition("->")
+    left, arrow, right = _spelled(equation.replace(" ", ""), operands).partition("->")
     parts = left.split(",")
-    if not arrow or "." in equation or any(len(set(part)) < len(part) for part in (*parts, right)):
+    if not arrow or "." in left or any(len(set(part)) < len(part) for part in (*parts, right)):
         return None
     return Call(tuple(operands), {"equation": f"{left}->{right}"})
 

@@ -243,6 +243,16 @@ def _norm(
     return Call((x,), {"order": order, "dims": axes_at(dim, len(x.shape)), "keepdim": keepdim})
 
 
+def _norm_of_vectors(
+    x: Any, order: float | None = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Call | None:
+    """Norms of matrices are others, but for the default one."""
+    axes = 1 if isinstance(dim, int) else len(dim or x.shape)
+    if order is not None and axes != 1:
+        return None
+    return _norm(x, 2 if order is None else order, dim, keepdim, dtype=dtype)
+
+
 norm = register(
     Op(
         "norm",
@@ -253,7 +263,7 @@ norm = register(
             x, order, _axes(dims, x.dim()), keepdim
         ),
         attrs={"order": 2, "dims": None, "keepdim": False},
-        aten={"linalg_vector_norm.default": _norm},
+        aten={"linalg_vector_norm.default": _norm, "linalg_norm.default": _norm_of_vectors},
         examples=_reductions(example((4, 6), dims=(1,), order=1)),
     )
 )
