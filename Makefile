@@ -29,10 +29,12 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard cpp/*.h cpp/*
 	$(PIP) install --no-build-isolation --constraint constraints.txt --editable ".[dev,hf]"
 	@touch $@
 
-demo: $(READY) ## See what is built in: the models, one captured graph, one machine.
+demo: $(READY) ## Capture a model, describe a cluster, and predict a training step; results in out/.
+	@mkdir -p out
 	$(SOAPSTONE) models
 	$(SOAPSTONE) graph lenet --tiny
-	$(SOAPSTONE) machine show p100:4x4
+	$(SOAPSTONE) machine show p100:1x4
+	$(SOAPSTONE) simulate --model alexnet --machine p100:1x4 --strategy data_parallel -o out/plan.json --trace out/trace.json --tasks out/tasks.json
 
 test: $(READY) ## Run all tests.
 	$(PY) -m pytest -n $(WORKERS)

@@ -162,7 +162,8 @@ def main() -> None:
             rate = sample.flops / sample.seconds / options.peak_flops
             traffic = sample.size_bytes / sample.seconds / options.bandwidth
             print(
-                f"{sample.name:20} {sample.seconds * 1e6:12.1f} us  {rate:6.1%} of flops  {traffic:6.1%} of bandwidth"
+                f"{sample.name:20} {sample.seconds * 1e6:12.1f} us"
+                f"  {rate:6.1%} of flops  {traffic:6.1%} of bandwidth"
             )
         print(f"  {name}: {fits[name]}")
 

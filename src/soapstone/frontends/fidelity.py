@@ -179,7 +179,7 @@ class _Watch(TorchFunctionMode):
             return func(*args, **kwargs)
         if func == _READ_DATA or func in _DETACH:
             return self._bare(args[0])
-        if _writes(func) and self._bypasses_autograd(func, args[0]):
+        if args and _writes(func) and self._bypasses_autograd(func, args[0]):
             raise self._refusal(_WRITTEN)
         if func == _WRITE_DATA:
             return args[0].detach().copy_(args[1].detach())

@@ -5,7 +5,7 @@ The whole vocabulary:
     Value   a tensor with a name, a shape, a dtype and a role:
             input       handed in each step; `samples` is the axis that counts samples
             weight      trained; `sources` are the module's names for it (several when tied)
-            buffer      kept between steps but not trained (running statistics, tables)
+            buffer      kept between steps but not trained (running statistics, tables, frozen parameters)
             constant    the same in every step; `fill` when all its elements are one number
             computed    written by a node
     Node    an operator applied to operands: names of values, plain numbers, or None where an
