@@ -18,7 +18,6 @@ import json
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import torch
@@ -31,13 +30,20 @@ from torch.fx import Node as FxNode
 from soapstone.errors import CaptureError, OpError
 from soapstone.frontends.dtypes import SHORT, short
 from soapstone.frontends.expansions import EXPANSIONS
+from soapstone.frontends.fxnodes import (
+    as_tuple,
+    has_effect,
+    in_order,
+    is_empty,
+    is_foldable,
+    reads_output,
+    scope_of,
+    target_of,
+    user_targets,
+)
 from soapstone.frontends.program import exported
 from soapstone.graph import Graph, GraphBuilder, Node, Operand, Role, Value, verify
-from soapstone.ops import Attr, Call, Op, claimants
-
-# A constant larger than this stays a computation: folding a causal mask expanded over a large
-# batch would take more memory than computing it.
-_LARGEST_FOLD = 1 << 22
+from soapstone.ops import Attr, Op, claimants
 
 _ASSERTIONS = frozenset(
     {
@@ -196,7 +202,7 @@ class _Capture:
         kept = tied.get(target, target)
         sources = tuple(name for name, first in tied.items() if first == kept) or (kept,)
         name = self._bare(kept)
-        self.weight_users.setdefault(name, set()).update(_users(node))
+        self.weight_users.setdefault(name, set()).update(user_targets(node))
         if name not in self.values:
             self.values[name] = Value(
                 name, tuple(value.shape), short(value.dtype), Role.WEIGHT, tuple(map(self._bare, sources))
@@ -241,18 +247,18 @@ class _Capture:
         if node.target is operator.getitem:
             source, index = node.args
             return self.env[source][index]  # type: ignore[index]
-        if not node.users and not _has_effect(node):
+        if not node.users and not has_effect(node):
             return None
-        target = _target(node)
+        target = target_of(node)
         if target in _ASSERTIONS:
             return None
-        if _is_empty(node.meta.get("val")):
+        if is_empty(node.meta.get("val")):
             return self._constant(
                 node.name, torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype)
             )
         args, kwargs = self._arguments(node)
         constants = _handles([*args, *kwargs.values()])
-        if all(handle.is_constant for handle in constants) and _foldable(node):
+        if all(handle.is_constant for handle in constants) and is_foldable(node):
             return self._folded(node, args, kwargs, constants)
         if target in EXPANSIONS:
             result = EXPANSIONS[target](self, *args, **kwargs)
@@ -282,7 +288,7 @@ class _Capture:
         if any(handle.data is None for handle in constants):
             made = [
                 Handle(f"{node.name}.{i}" if i else node.name, tuple(v.shape), short(v.dtype), True)
-                for i, v in enumerate(_as_tuple(values))
+                for i, v in enumerate(as_tuple(values))
             ]
             return made if isinstance(values, list | tuple) else made[0]
 
@@ -305,12 +311,12 @@ class _Capture:
         """The node of the operator that claims this call; None if it turns out not to fit."""
         adapter = op.aten[target]
         try:
-            call = adapter(*args, **kwargs) if adapter else _in_order(node, op, args, kwargs)
+            call = adapter(*args, **kwargs) if adapter else in_order(node, op, args, kwargs)
         except (TypeError, OpError):
             call = None
         if call is None:
             return None
-        values = _as_tuple(node.meta["val"])
+        values = as_tuple(node.meta["val"])
         chosen = call.outputs or tuple(range(len(values)))
         try:
             shapes = op.signature([_shape(operand) for operand in call.operands], call.attrs).output_shapes
@@ -318,7 +324,7 @@ class _Capture:
             return None
         chosen = chosen[: len(shapes)]
         unread = set(range(len(values))) - set(chosen)
-        if any(_reads_output(node, i) for i in unread):
+        if any(reads_output(node, i) for i in unread):
             return None
         if shapes != tuple(tuple(values[i].shape) for i in chosen):
             return None
@@ -352,7 +358,7 @@ class _Capture:
             "positional": [plain(a) for a in args],
             "keywords": {k: plain(v) for k, v in kwargs.items() if k not in ("device", "pin_memory")},
         }
-        values = _as_tuple(node.meta["val"])
+        values = as_tuple(node.meta["val"])
         if any(not isinstance(v, Tensor) for v in values if v is not None):
             raise CaptureError(
                 f"model '{self.name}' takes a number out of a tensor with {node.target}: shapes must be fixed"
@@ -390,7 +396,7 @@ class _Capture:
             attrs,
             name=self.current.name,
             dtypes=dtypes,
-            scope=_scope(self.current, self.prefix),
+            scope=scope_of(self.current, self.prefix),
         )
         made = [self.values[name] for name in names]
         return [Handle(value.name, value.shape, value.dtype) for value in made]
@@ -509,39 +515,6 @@ def _alive(nodes: Sequence[Node], ends: set[str]) -> list[Node]:
     return kept[::-1]
 
 
-def _target(node: FxNode) -> str:
-    return str(node.target).removeprefix("aten.")
-
-
-def _scope(node: FxNode, prefix: str) -> str:
-    stack = node.meta.get("nn_module_stack") or {}
-    path = list(stack.values())[-1][0] if stack else ""
-    return (path + ".").removeprefix(prefix).rstrip(".") if path else ""
-
-
-def _users(node: FxNode) -> set[str]:
-    return {str(user.target) for user in node.users}
-
-
-def _has_effect(node: FxNode) -> bool:
-    return not isinstance(node.target, torch._ops.OpOverload)
-
-
-def _foldable(node: FxNode) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    tags = node.target.tags
-    if torch.Tag.nondeterministic_seeded in tags or torch.Tag.data_dependent_output in tags:
-        return False
-    values = _as_tuple(node.meta.get("val"))
-    return all(isinstance(v, Tensor) and prod(v.shape) <= _LARGEST_FOLD for v in values)
-
-
-def _is_empty(value: Any) -> bool:
-    """Whether a result has no elements, and so depends on nothing."""
-    return isinstance(value, Tensor) and prod(value.shape) == 0
-
-
 def _handles(items: Sequence[Any]) -> list[Handle]:
     found: list[Handle] = []
     for item in items:
@@ -552,20 +525,10 @@ def _handles(items: Sequence[Any]) -> list[Handle]:
     return found
 
 
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
 def _shape(operand: Any) -> tuple[int, ...] | None:
     if isinstance(operand, Handle):
         return operand.shape
     return None if operand is None else ()
-
-
-def _reads_output(node: FxNode, position: int) -> bool:
-    return any(
-        user.target is operator.getitem and user.args[1] == position and user.users for user in node.users
-    )
 
 
 def _fill(data: Tensor) -> float | int | bool | None:
@@ -575,25 +538,3 @@ def _fill(data: Tensor) -> float | int | bool | None:
     first = data.flatten()[0]
     same = bool((data == first).all()) and not bool(torch.isnan(first))
     return first.item() if same else None
-
-
-def _in_order(node: FxNode, op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
-    """ATen's arguments read in order: operands first, then attributes by name."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-    given: dict[str, Any] = {argument.name: value for argument, value in zip(schema, args, strict=False)}
-    given |= kwargs
-    count = len(op.operand_names)
-    names = [argument.name for argument in schema]
-    operands = tuple(given.get(name, _default(schema[i])) for i, name in enumerate(names[:count]))
-    attrs: dict[str, Attr] = {}
-    for argument in schema[count:]:
-        value = given.get(argument.name, _default(argument))
-        if argument.name in op.attrs:
-            attrs[argument.name] = tuple(value) if isinstance(value, list) else value
-        elif value != _default(argument):
-            return None
-    return Call(operands, attrs)
-
-
-def _default(argument: Any) -> Any:
-    return argument.default_value if argument.has_default_value() else None
