@@ -26,7 +26,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -168,35 +168,36 @@ def shortened(config: Any, few: int) -> dict[str, Any]:
 
 
 def outcome(kind: str) -> Outcome:
-    """Build and capture a model of a type."""
+    """Build and capture a model of a type; with more layers where fewer do not fit together."""
     started = time.perf_counter()
-    said, source = "its default configuration cannot be made", None
+    found = Outcome(kind, "unbuilt", 0.0, said="its default configuration cannot be made")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / kind / "config.json"
         file.parent.mkdir()
         try:
             for fields in configurations(kind):
                 file.write_text(json.dumps(fields, default=str), encoding="utf-8")
-                try:
-                    source = load(f"hf:{file}", batch=4)
+                found = _outcome(kind, file)
+                if found.state in ("whole", "opaque") or not _UNFIT.search(found.said):
                     break
-                except SoapstoneError as error:
-                    said = str(error).removeprefix(f"{file}: ")
-                    if "can be built" in said:
-                        break
-                    if "cannot be built" not in said:
-                        return Outcome(kind, "refused", time.perf_counter() - started, said=said)
-        except Exception as error:  # noqa: BLE001
-            said = f"{said}: {type(error).__name__}: {error}"
-    if source is None:
-        return Outcome(kind, "unbuilt", time.perf_counter() - started, said=said)
-    model = type(source.module.inner).__name__
+        except Exception as error:  # noqa: BLE001 (a configuration's own checks may raise anything)
+            found = replace(found, said=f"{found.said}: {type(error).__name__}: {error}")
+    return replace(found, seconds=time.perf_counter() - started)
+
+
+_UNFIT = re.compile("cannot be built|cannot be traced")
+
+
+def _outcome(kind: str, file: Path) -> Outcome:
+    model = ""
     try:
+        source = load(f"hf:{file}", batch=4)
+        model = type(source.module.inner).__name__
         captured = source.captured()
     except SoapstoneError as error:
-        seconds = time.perf_counter() - started
-        trace = traceback.format_exc()[-3000:]
-        return Outcome(kind, "refused", seconds, model, str(error), trace=trace)
+        said = str(error).removeprefix(f"{file}: ")
+        state = "unbuilt" if "be built" in said else "refused"
+        return Outcome(kind, state, 0.0, model, said, trace=traceback.format_exc()[-3000:])
     graph = captured.graph
     opaque = tuple(sorted(str(node.attrs["target"]) for node in graph.opaque_nodes))
     heavy = [n for n in graph.nodes if n.op.weights and set(n.reads) & graph.weight_made]
@@ -204,7 +205,7 @@ def outcome(kind: str) -> Outcome:
     return Outcome(
         kind,
         "opaque" if opaque else "whole",
-        time.perf_counter() - started,
+        0.0,
         model,
         "; ".join(captured.notes),
         opaque,

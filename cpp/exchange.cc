@@ -18,21 +18,6 @@ struct Transfer {
   std::vector<std::int32_t> sinks;
 };
 
-std::int32_t Nearest(const MachineData& machine, std::span<const std::int32_t> holders, std::int32_t device,
-                     std::size_t turn) {
-  if (holders.size() == 1) return holders[0];
-  double widest = 0;
-  for (const std::int32_t holder : holders) {
-    widest = std::max(widest, machine.bandwidth[holder * machine.device_count + device]);
-  }
-  std::vector<std::int32_t> best;
-  for (const std::int32_t holder : holders) {
-    if (machine.bandwidth[holder * machine.device_count + device] == widest) best.push_back(holder);
-  }
-  std::sort(best.begin(), best.end());
-  return best[turn % best.size()];
-}
-
 // The commonest exchange by far, a gradient summed among equal holders, without looking at all pairs:
 // every box is the same, every source has one device, and the sinks are on just these devices.
 bool IsPlainAllReduce(const std::vector<Source>& sources, const std::vector<Sink>& sinks) {
@@ -172,6 +157,21 @@ std::vector<Move> WithCollectives(std::vector<Transfer>& transfers, const std::v
 }
 
 }  // namespace
+
+std::int32_t Nearest(const MachineData& machine, std::span<const std::int32_t> holders, std::int32_t device,
+                     std::size_t turn) {
+  if (holders.size() == 1) return holders[0];
+  double widest = 0;
+  for (const std::int32_t holder : holders) {
+    widest = std::max(widest, machine.bandwidth[holder * machine.device_count + device]);
+  }
+  std::vector<std::int32_t> best;
+  for (const std::int32_t holder : holders) {
+    if (machine.bandwidth[holder * machine.device_count + device] == widest) best.push_back(holder);
+  }
+  std::sort(best.begin(), best.end());
+  return best[turn % best.size()];
+}
 
 Exchange MakeExchange(const MachineData& machine, const std::vector<Source>& sources,
                       const std::vector<Sink>& sinks) {

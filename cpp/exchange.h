@@ -46,6 +46,12 @@ struct Exchange {
   std::vector<std::pair<std::int32_t, std::int32_t>> local;  // number of the source, number of the sink
 };
 
+// The holder with the widest route to a device; equally wide ones take turns.
+//
+// REQUIRES: there is a holder.
+std::int32_t Nearest(const MachineData& machine, std::span<const std::int32_t> holders, std::int32_t device,
+                     std::size_t turn);
+
 // How the sinks get what they need.
 //
 // REQUIRES: sinks are sorted by (device, box) and all different; boxes have one rank and elements.

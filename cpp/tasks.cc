@@ -64,21 +64,6 @@ std::vector<BoxBounds> Pieces(const std::set<BoxBounds>& boxes) {
   }
 }
 
-std::int32_t Nearest(const MachineData& machine, std::span<const std::int32_t> holders, std::int32_t device,
-                     std::int32_t turn) {
-  if (holders.size() == 1) return holders[0];
-  double widest = 0;
-  for (const std::int32_t holder : holders) {
-    widest = std::max(widest, machine.bandwidth[holder * machine.device_count + device]);
-  }
-  std::vector<std::int32_t> best;
-  for (const std::int32_t holder : holders) {
-    if (machine.bandwidth[holder * machine.device_count + device] == widest) best.push_back(holder);
-  }
-  std::sort(best.begin(), best.end());
-  return best[turn % best.size()];
-}
-
 // The turn of each device among those that need something: its rank.
 std::vector<std::int32_t> Turns(std::vector<std::int32_t> devices, std::int32_t device_count) {
   std::sort(devices.begin(), devices.end());

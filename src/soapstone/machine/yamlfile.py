@@ -6,14 +6,13 @@ sentence that names the file and the place.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from soapstone.errors import MachineError
+from soapstone.files import replace_text
 from soapstone.machine.checks import shown
 from soapstone.machine.document import document_of, machine_from
 from soapstone.machine.machine import Machine
@@ -28,21 +27,12 @@ def read_machine(path: Path) -> Machine:
 
 def write_machine(machine: Machine, path: Path) -> None:
     """Write `machine` to `path` so that a reader sees the old file or the new one, never half of it."""
-    text = yaml_text(machine)
-    draft = path.parent / f".{path.name}.{os.getpid()}.part"
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        replace_text(path, yaml_text(machine))
     except OSError as error:
         raise MachineError(
             f"{path}: the machine file cannot be written ({error.strerror}); choose another place."
         ) from None
-    finally:
-        with contextlib.suppress(OSError):  # there is none any more, or there never was
-            draft.unlink()
 
 
 def yaml_text(machine: Machine) -> str:

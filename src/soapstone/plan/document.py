@@ -9,16 +9,15 @@ The law is `plan_from(document_of(plan)) == plan`, to the last bit of every numb
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any, NoReturn
 
 from soapstone import graph as graphs
 from soapstone import machine as machines
 from soapstone.errors import PlanError, SoapstoneError
+from soapstone.files import replace_text
 from soapstone.machine.checks import shown
 from soapstone.machine.cursor import Cursor
 from soapstone.plan.plan import COSTS, Plan, Prediction
@@ -127,21 +126,13 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a file by way of another in the same directory, which then takes its place."""
-    draft = path.parent / f".{path.name}.{os.getpid()}.part"
+    """Write a file whole, or refuse in one sentence."""
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        replace_text(path, text)
     except OSError as error:
         raise PlanError(
             f"{path}: the file cannot be written ({error.strerror}); choose another place."
         ) from None
-    finally:
-        with contextlib.suppress(OSError):  # there is none any more, or there never was
-            draft.unlink()
 
 
 def read_plan(path: Path) -> Plan:

@@ -36,7 +36,7 @@ def traceable(model: nn.Module) -> nn.Module:
 
     @functools.wraps(forward)
     def settled(**inputs: Any) -> Any:
-        with _EveryLayer(), _unchecked():
+        with _Steady(), _unchecked():
             if not is_ctc or "labels" not in inputs:
                 return forward(**inputs, **options)
             labels = inputs.pop("labels")
@@ -46,9 +46,13 @@ def traceable(model: nn.Module) -> nn.Module:
     return model
 
 
-class _EveryLayer(TorchFunctionMode):
-    """LayerDrop that never drops: models draw one number per layer and compare it with their rate,
-    which the configuration has set to zero."""
+class _Steady(TorchFunctionMode):
+    """The same branches in every step.
+
+    For LayerDrop, models draw one number per layer and compare it with their rate, which the
+    configuration has set to zero: no layer is dropped. Where not all values are finite, they clamp
+    them to what their dtype holds: here always, which leaves finite values as they are.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -56,7 +60,16 @@ class _EveryLayer(TorchFunctionMode):
         del types
         if func is torch.rand and args and args[0] in ([], ()):
             return 1.0
+        if func is torch.isfinite:
+            return _NotAll()
         return func(*args, **(kwargs or {}))
+
+
+class _NotAll:
+    """A mask that is not true everywhere."""
+
+    def all(self) -> bool:
+        return False
 
 
 @contextmanager

@@ -241,11 +241,10 @@ class _Example:
     def input_features(self) -> Tensor:
         mels = int(self.field(*_MELS, within="audio", default=80))
         source = self.field("max_source_positions", within="audio")
-        first = next(
-            (m for m in self.model.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear)), None
-        )
-        if isinstance(first, nn.Conv1d) and first.in_channels == mels:
-            return self.floats(self.batch, mels, 2 * int(source or _DEFAULT_FRAMES))
+        # Whisper and its kin begin with a convolution over time, of stride two in all.
+        for path, part in self.model.named_modules():
+            if isinstance(part, nn.Conv1d) and path.endswith("conv1") and part.in_channels == mels:
+                return self.floats(self.batch, mels, 2 * int(source or _DEFAULT_FRAMES))
         return self.floats(self.batch, min(self.asked or _DEFAULT_FRAMES, int(source or 1 << 20)), mels)
 
     def bbox(self) -> Tensor:
