@@ -401,36 +401,3 @@ interpolate = register(
         ),
     )
 )
-
-
-def _sampling_notation(shapes: Sequence[Shape | None], _: Attrs) -> str:
-    x = shapes[0]
-    assert x is not None
-    dims = space(x)
-    places = " ".join(WINDOW[dim] for dim in dims)
-    return f"b c {' '.join(f'{dim}!' for dim in dims)}, b {places} k:{len(dims)}! -> b c {places}"
-
-
-# Deformable attention reads so: a few places of a picture, each between its elements.
-grid_sample = register(
-    Op(
-        "grid_sample",
-        _sampling_notation,
-        torch=lambda x, grid, *, method, padding, align_corners: torch.grid_sampler(
-            x, grid, method, padding, align_corners
-        ),
-        flops=lambda sizes: 8.0 * prod(size for dim, size in sizes.items() if dim not in (*WINDOW, "k")),
-        gathers=tuple(WINDOW),
-        attrs={"method": 0, "padding": 0, "align_corners": False},
-        aten=dict.fromkeys(
-            ("grid_sampler.default", "grid_sampler_2d.default", "grid_sampler_3d.default"),
-            lambda x, grid, method, padding, align_corners: Call(
-                (x, grid), {"method": method, "padding": padding, "align_corners": align_corners}
-            ),
-        ),
-        examples=(
-            example((2, 4, 3, 4), (2, 6, 2, 2)),
-            example((2, 2, 3, 3), (2, 2, 4, 2), method=1, padding=1, align_corners=True),
-        ),
-    )
-)

@@ -510,31 +510,3 @@ from_complex = register(
         examples=(example((4, 6)),),
     )
 )
-
-
-def _fft_notation(shapes: Sequence[Shape | None], attrs: Attrs) -> str:
-    whole = tuple_attr(attrs, "dims")
-    names = [name + "!" * (i in whole) for i, name in enumerate(letters(len(shape_at(shapes, 0))))]
-    return notation_of([names], names)
-
-
-def _fft(x: Any, size: Any = None, dim: Any = None, norm: str | None = None) -> Call | None:
-    if size is not None:
-        return None
-    return Call((x,), {"dims": axes_at(dim, len(x.shape)), "norm": norm})
-
-
-# Five for each halving of an axis, of which about a thousand elements have ten.
-_FFT_FLOPS = 50
-
-fft = register(
-    Op(
-        "fft",
-        _fft_notation,
-        torch=lambda x, *, dims, norm: torch.fft.fftn(x, dim=dims, norm=norm),
-        flops=_FFT_FLOPS,
-        attrs={"dims": (), "norm": None},
-        aten={"fft_fftn.default": _fft},
-        examples=(example((4, 6, 2), dims=(1, 2)), example((2, 4), dims=(1,), norm="ortho")),
-    )
-)

@@ -389,41 +389,6 @@ im2col = register(
 )
 
 
-def _col2im_notation(shapes: Sequence[Shape | None], attrs: Attrs) -> str:
-    shape, window, size = shape_at(shapes, 0), tuple_attr(attrs, "window"), tuple_attr(attrs, "size")
-    if len(shape) != 3:
-        raise OpError(f"col2im takes a batch of columns, not a tensor of shape {list(shape)}")
-    taps = window[0] * window[1]
-    return notation_of([["b", f"(c k:{taps}!)", "l!"]], ["b", "c", f"h:{size[0]}!", f"w:{size[1]}!"])
-
-
-def _col2im(
-    x: Any, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any
-) -> Call | None:
-    given = {"window": kernel_size, "dilation": dilation, "padding": padding, "stride": stride}
-    attrs = {name: tuple(value) for name, value in given.items()}
-    return Call((x,), {"size": tuple(output_size), **attrs}) if len(x.shape) == 3 else None
-
-
-# The columns that im2col takes apart, added up where they came from.
-col2im = register(
-    Op(
-        "col2im",
-        _col2im_notation,
-        torch=lambda x, *, size, window, dilation, padding, stride: F.fold(
-            x, size, window, dilation, padding, stride
-        ),
-        flops=points_but("h", "w"),
-        attrs={"size": (1, 1), "window": (1, 1), "dilation": (1, 1), "padding": (0, 0), "stride": (1, 1)},
-        aten={"col2im.default": _col2im},
-        examples=(
-            example((2, 2 * 4, 4), size=(4, 4), window=(2, 2), stride=(2, 2)),
-            example((2, 2 * 9, 16), size=(4, 4), window=(3, 3), padding=(1, 1)),
-        ),
-    )
-)
-
-
 def _slice_scatter_notation(shapes: Sequence[Shape | None], attrs: Attrs) -> str:
     names, shape, axis = _named(shapes, attrs)
     start, end = int_attr(attrs, "start"), int_attr(attrs, "end")
