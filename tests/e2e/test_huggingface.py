@@ -16,9 +16,11 @@ import pytest
 import torch
 from oracles.interpreter import at_random, loss_and_gradients, tensors_of
 from torch import nn
-from transformers import AutoConfig
+from transformers import AutoConfig, MixtralForCausalLM
 
 from soapstone.errors import CaptureError
+from soapstone.frontends.capture import capture
+from soapstone.frontends.losses import INNER, WithLoss
 from soapstone.frontends.source import Source, load
 from soapstone.graph import Role
 
@@ -244,6 +246,24 @@ def test_experts_may_be_split_over_devices(tmp_path: Path) -> None:
     for node in nodes:
         assert set(graph.signature(node).splits) == {"t", "i", "e", "o"}
         assert graph.sample_dims[node.name]
+
+
+def test_experts_of_a_model_made_elsewhere_are_captured_too() -> None:
+    """As transformers runs them by itself: tokens sorted by expert, and a product for each group."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("mixtral", **MODELS["mixtral"], use_cache=False)
+    model = MixtralForCausalLM(config)
+    words = torch.randint(SIZES["vocab_size"], (2, 8))
+    module = WithLoss(model, names=("input_ids", "labels"))
+    captured = capture(module, (words, words), prefix=INNER)
+    assert not captured.graph.opaque_nodes
+    given = tensors_of(captured, module, (words, words), INNER)
+    expected = module(words, words)
+    expected.backward()
+    loss, gradients = loss_and_gradients(captured.graph, given, at_random(seed=3))
+    close(loss, expected.detach(), 1e-5, "loss")
+    for weight, parameter in model.named_parameters():
+        close(gradients[weight], parameter.grad, 1e-4, weight)
 
 
 # -- bad input ------------------------------------------------------------------------------------------
