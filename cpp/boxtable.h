@@ -31,6 +31,7 @@ class BoxTable {
     return {bounds_.data() + static_cast<std::size_t>(box) * width_, width_};
   }
   std::int64_t Volume(std::int32_t box) const { return volumes_[box]; }
+  std::size_t size() const { return volumes_.size(); }
 
   // Whether a box comes before another: lexicographically by their bounds.
   bool Less(std::int32_t a, std::int32_t b) const;

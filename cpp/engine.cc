@@ -1,192 +1,428 @@
 #include "engine.h"
 
 #include <algorithm>
-#include <cstring>
-#include <set>
+#include <utility>
 
 namespace soapstone {
 namespace {
 
-constexpr double kFemto = 1e15;
+constexpr std::int32_t kLater = std::numeric_limits<std::int32_t>::max();
+constexpr std::int32_t kLeastBetweenSnapshots = 16;
+constexpr std::int32_t kMostSnapshots = 64;
+constexpr std::int32_t kBetweenLooks = 32;  // tasks between looks at all resources
 
-// Femtoseconds, rounded down: sums of them are exact in any order, and never more than the seconds.
-std::int64_t Femtoseconds(double seconds) { return static_cast<std::int64_t>(seconds * kFemto); }
+// A little more than the threshold, so that rounding drops nothing that should stand.
+double LimitOf(double threshold_s) { return threshold_s * kFemto * (1 + 1e-12); }
 
 }  // namespace
 
-Engine::Engine(const Problem* problem, BoxTables* tables)
+Engine::Engine(const Problem* problem, BoxTables* tables, EngineOptions options)
     : graph_(problem, tables),
-      blocks_(static_cast<std::int32_t>(problem->blocks.size())),
+      options_(options),
+      devices_(problem->machine.device_count),
       resources_(problem->machine.device_count + problem->machine.link_count),
-      waits_(graph_.groups().size()),
-      touching_(problem->blocks.size()),
       work_fs_(resources_, 0),
-      base_(graph_.groups().size() + 1, 0),
+      compute_fs_(devices_, 0),
+      new_compute_fs_(devices_, 0),
+      first_forward_(problem->blocks.size(), 0),
+      first_backward_(problem->blocks.size(), 0),
+      has_root_(problem->blocks.size(), 0),
+      predecessors_(graph_.groups().size()),
+      rebuilt_in_(graph_.groups().size(), 0),
       free_s_(resources_, 0),
-      left_fs_(resources_, 0) {
-  for (std::int32_t block = 0; block < blocks_; ++block) {
-    for (const std::int32_t group : graph_.touched(block)) {
-      if (group != block) touching_[block].push_back(group);
-    }
-  }
-}
+      done_fs_(resources_, 0),
+      left_fs_(resources_, 0) {}
 
-void Engine::Place(std::int32_t block, Placement placement) { graph_.Place(block, std::move(placement)); }
+void Engine::Place(std::int32_t block, const Placement& placement) {
+  graph_.Place(block, placement);
+  is_known_ = false;
+}
 
 double Engine::Makespan() {
+  if (is_known_) return makespan_s_;
   graph_.Refresh();
   std::fill(work_fs_.begin(), work_fs_.end(), 0);
-  for (std::size_t group = 0; group < waits_.size(); ++group) {
-    Count(graph_.groups()[group], 1);
-    Adopt(static_cast<std::int32_t>(group));
-  }
-  for (std::int32_t block = 0; block < blocks_; ++block) SumWaits(block);
-  return Run(kNever);
-}
-
-double Engine::Propose(std::int32_t block, Placement placement, double threshold_s) {
-  proposed_ = block;
-  replaced_ = graph_.placement(block);
-  saved_.clear();
-  graph_.Place(block, std::move(placement));
-  std::set<std::int32_t> neighbours;
-  for (const std::int32_t group : graph_.touched(block)) {
-    saved_.push_back({group, graph_.Rebuilt(group)});
-    Count(saved_.back().tasks, -1);
-    Count(graph_.groups()[group], 1);
-    Adopt(group);
-    if (group == block) {
-      neighbours.insert(block);
-    } else {
-      for (const Attachment& attachment : graph_.groups()[group].attached) neighbours.insert(attachment.block);
+  std::fill(compute_fs_.begin(), compute_fs_.end(), 0);
+  for (const Group& group : graph_.groups()) Count(group, 1);
+  for (std::int32_t block = 0; block < graph_.block_count(); ++block) {
+    const Group& group = graph_.groups()[block];
+    has_root_[block] = HasRoot(block);
+    for (std::int32_t i = 0; i < graph_.ComputeTasks(block); ++i) {
+      const Slot& slot = graph_.slots()[group.first + i];
+      compute_fs_[slot.resource] += slot.work_fs;
     }
   }
-  for (const std::int32_t neighbour : neighbours) SumWaits(neighbour);
-  return Run(threshold_s);
+  for (Predecessors& each : predecessors_) each.is_known = false;
+  std::fill(first_forward_.begin(), first_forward_.end(), kLater);
+  std::fill(first_backward_.begin(), first_backward_.end(), kLater);
+  tasks_ = graph_.task_count();
+  snapshot_count_ = 0;
+  proposed_ = -1;
+  ++run_;
+  proposed_s_ = Run(0, kNever);
+  Commit();
+  is_known_ = true;
+  return makespan_s_;
+}
+
+double Engine::Propose(std::int32_t block, const Placement& placement, double threshold_s) {
+  if (!options_.uses_threshold) threshold_s = kNever;
+  const double limit_fs = LimitOf(threshold_s);
+  proposed_ = block;
+  is_begun_ = false;
+  ++run_;
+  if (!FitsCompute(block, placement, limit_fs)) return kNever;
+  is_begun_ = true;
+  ++built_;
+  saved_work_fs_ = work_fs_;
+  const auto touched = graph_.touched(block);
+  for (const std::int32_t group : touched) Count(graph_.groups()[group], -1);
+  graph_.Begin(block, placement);
+  for (const std::int32_t group : touched) {
+    graph_.Rebuild(group);
+    rebuilt_in_[group] = run_;
+    Count(graph_.groups()[group], 1);
+    if (!FitsCounted(graph_.groups()[group], limit_fs)) return kNever;
+  }
+  ++runs_;
+  tasks_ = graph_.task_count();
+  has_root_now_ = HasRoot(block);
+  proposed_s_ = Run(options_.uses_rewind ? FirstMoment(block) : 0, threshold_s);
+  return proposed_s_;
 }
 
 void Engine::Accept() {
   if (proposed_ < 0) return;
+  for (const std::int32_t group : graph_.touched(proposed_)) predecessors_[group].is_known = false;
+  compute_fs_.swap(new_compute_fs_);
+  has_root_[proposed_] = has_root_now_;
+  graph_.Keep();
+  Commit();
   proposed_ = -1;
-  saved_.clear();
 }
 
 void Engine::Reject() {
   if (proposed_ < 0) return;
-  graph_.Restore(proposed_, std::move(replaced_));
-  std::set<std::int32_t> neighbours;
-  for (Saved& saved : saved_) {
-    Count(graph_.groups()[saved.group], -1);
-    Count(saved.tasks, 1);
-    for (const Attachment& attachment : saved.tasks.attached) neighbours.insert(attachment.block);
-    graph_.SwapIn(saved.group, &saved.tasks);
-    Adopt(saved.group);
+  if (is_begun_) {
+    graph_.Undo();
+    work_fs_.swap(saved_work_fs_);
   }
-  neighbours.insert(proposed_);
-  for (const std::int32_t neighbour : neighbours) SumWaits(neighbour);
   proposed_ = -1;
-  saved_.clear();
 }
 
-std::int64_t Engine::task_count() const {
-  std::int64_t count = 0;
-  for (const Group& group : graph_.groups()) count += static_cast<std::int64_t>(group.kind.size());
-  return count;
+// -- bounds -----------------------------------------------------------------------------------------------
+
+// Whether every device could do its compute tasks in time.
+bool Engine::FitsCompute(std::int32_t block, const Placement& placement, double limit_fs) {
+  const std::vector<std::int32_t>& kind = graph_.problem().machine.kind;
+  const auto count = [&](const Placement& placed, std::int64_t sign) {
+    const Layout& layout = *placed.layout;
+    for (std::size_t pc = 0; pc < placed.devices.size(); ++pc) {
+      const std::int32_t device = placed.devices[pc];
+      const auto shard = static_cast<std::int32_t>(pc) / placed.copies;
+      new_compute_fs_[device] += sign * layout.work_fs[kind[device] * layout.parts + shard];
+    }
+  };
+  std::copy(compute_fs_.begin(), compute_fs_.end(), new_compute_fs_.begin());
+  count(graph_.placement(block), -1);
+  count(placement, 1);
+  return std::all_of(placement.devices.begin(), placement.devices.end(), [&](std::int32_t device) {
+    return static_cast<double>(new_compute_fs_[device]) <= limit_fs;
+  });
 }
 
 void Engine::Count(const Group& group, std::int64_t sign) {
-  for (std::size_t i = 0; i < group.resource.size(); ++i) {
-    work_fs_[group.resource[i]] += sign * Femtoseconds(group.duration_s[i]);
-  }
+  const Slot* slot = graph_.slots().data() + group.first;
+  for (std::int32_t i = 0; i < group.tasks; ++i) work_fs_[slot[i].resource] += sign * slot[i].work_fs;
 }
 
-void Engine::Adopt(std::int32_t group) { waits_[group] = graph_.groups()[group].waits; }
+// Whether every resource of a group could do its tasks in time.
+bool Engine::FitsCounted(const Group& group, double limit_fs) {
+  const Slot* slot = graph_.slots().data() + group.first;
+  for (std::int32_t i = 0; i < group.tasks; ++i) {
+    if (static_cast<double>(work_fs_[slot[i].resource]) > limit_fs) return false;
+  }
+  return true;
+}
 
-void Engine::SumWaits(std::int32_t block) {
-  std::vector<std::int32_t>& waits = waits_[block];
-  waits = graph_.groups()[block].waits;
-  for (const std::int32_t group : touching_[block]) {
-    for (const Attachment& attachment : graph_.groups()[group].attached) {
-      if (attachment.block != block) continue;
-      for (std::size_t i = 0; i < attachment.waits.size(); ++i) waits[i] += attachment.waits[i];
+// Whether every resource could do what it has left, no task of it starting before `now_s`.
+bool Engine::FitsLeft(double now_s, double limit_fs) const {
+  double most_fs = 0;
+  for (std::int32_t resource = 0; resource < resources_; ++resource) {
+    // A resource without work left is done.
+    const double from_s = left_fs_[resource] > 0 ? std::max(now_s, free_s_[resource]) : 0;
+    most_fs = std::max(most_fs, from_s * kFemto + static_cast<double>(left_fs_[resource]));
+  }
+  return most_fs <= limit_fs;
+}
+
+// Whether some task of a block waits for nothing.
+bool Engine::HasRoot(std::int32_t block) const {
+  const Group& group = graph_.groups()[block];
+  const Slot* slot = graph_.slots().data() + group.first;
+  return std::any_of(slot, slot + group.tasks, [](const Slot& each) { return each.waits == 0; });
+}
+
+// The first moment at which the placement of a block can matter: when the first is taken of the tasks that
+// give to, or compute with, what is rebuilt. Forward tasks of its readers come after its own, and its own
+// after those of the writers.
+std::int32_t Engine::FirstMoment(std::int32_t block) const {
+  if (has_root_[block] || has_root_now_ || graph_.writers(block).empty()) return 0;
+  std::int32_t first = kLater;
+  for (const std::int32_t writer : graph_.writers(block)) first = std::min(first, first_forward_[writer]);
+  for (const std::int32_t sharer : graph_.sharers(block)) first = std::min(first, first_backward_[sharer]);
+  for (const TaskGraph::Touch& touch : graph_.touching(block)) {
+    for (const Attachment& attachment : graph_.groups()[touch.group].attached) {
+      first = std::min(first, first_backward_[attachment.block]);
     }
   }
+  return first;
 }
 
-void Engine::Arrive(TaskRef task, double end_s) {
-  const std::int32_t id = base_[task.group] + task.task;
-  ready_s_[id] = std::max(ready_s_[id], end_s);
-  if (--remaining_[id] == 0) {
-    const Group& group = graph_.groups()[task.group];
-    if (task.task >= group.task_count()) {  // a gate
-      for (std::int32_t e = group.own.begin[task.task]; e < group.own.begin[task.task + 1]; ++e) {
-        Arrive(group.own.targets[e], ready_s_[id]);
+// -- simulation -------------------------------------------------------------------------------------------
+
+void Engine::Start(std::int32_t from, double limit_s) {
+  std::size_t at = snapshot_count_;
+  while (at > 0 && snapshots_[at - 1].moment > from) --at;
+  kept_snapshots_ = at;
+  log_.clear();
+  taken_count_ = 0;
+  if (graph_.slots().size() > live_.size()) {
+    live_.resize(graph_.slots().capacity());
+    past_.resize(live_.size());
+  }
+  const double last_s = limit_s < kNever ? limit_s : 0;
+  if (at == 0) {
+    start_ = 0;
+    so_far_s_ = 0;
+    std::fill(free_s_.begin(), free_s_.end(), 0);
+    std::fill(done_fs_.begin(), done_fs_.end(), 0);
+    queue_.Reset(tasks_, 0, last_s);
+    for (std::int32_t block = 0; block < graph_.block_count(); ++block) {
+      if (!(block == proposed_ ? has_root_now_ : has_root_[block])) continue;
+      const Group& group = graph_.groups()[block];
+      for (std::int32_t i = 0; i < group.tasks; ++i) {
+        const Slot& slot = graph_.slots()[group.first + i];
+        if (slot.waits > 0) continue;
+        Live& live = live_[group.first + i];
+        live = {0, 0, run_, 0};
+        queue_.Push({0, slot.order, group.first + i});
       }
-      return;
     }
-    queue_.push_back({ready_s_[id], group.order[task.task], task});
-    std::push_heap(queue_.begin(), queue_.end(), [](const Event& a, const Event& b) {
-      return a.ready_s != b.ready_s ? a.ready_s > b.ready_s : a.order > b.order;
-    });
+  } else {
+    const Snapshot& snapshot = snapshots_[at - 1];
+    start_ = snapshot.moment;
+    so_far_s_ = snapshot.makespan_s;
+    std::copy(snapshot.free_s.begin(), snapshot.free_s.end(), free_s_.begin());
+    std::copy(snapshot.done_fs.begin(), snapshot.done_fs.end(), done_fs_.begin());
+    double first_s = last_s;
+    for (const Calendar::Event& event : snapshot.queue) first_s = std::min(first_s, event.ready_s);
+    queue_.Reset(tasks_ - std::min(tasks_, start_), first_s, last_s);
+    for (const Calendar::Event& event : snapshot.queue) {
+      live_[event.slot] = {event.ready_s, 0, run_, past_[event.slot].first};
+      queue_.Push(event);
+    }
+  }
+  moment_ = start_;
+  for (std::int32_t r = 0; r < resources_; ++r) left_fs_[r] = work_fs_[r] - done_fs_[r];
+}
+
+double Engine::Run(std::int32_t from, double threshold_s) {
+  const double limit_fs = LimitOf(threshold_s);
+  double scale_s = threshold_s;
+  if (threshold_s == kNever) {
+    // What the makespan cannot exceed, or about what it will be.
+    std::int64_t all_fs = 0;
+    for (const std::int64_t work_fs : work_fs_) all_fs += work_fs;
+    scale_s = makespan_s_ > 0 ? 1.5 * makespan_s_ : static_cast<double>(all_fs) / kFemto;
+  }
+  Start(from, scale_s);
+  const std::int32_t between = std::max(kLeastBetweenSnapshots, tasks_ / kMostSnapshots);
+  const Slot* slots = graph_.slots().data();
+  if (threshold_s < kNever && !FitsLeft(0, limit_fs)) return kNever;
+  Calendar::Event event;
+  std::int32_t until_snapshot = between;
+  std::int32_t until_look = kBetweenLooks;
+  while (true) {
+    if (--until_snapshot == 0) {
+      until_snapshot = between;
+      if (options_.uses_rewind) TakeSnapshot();
+    }
+    if (!queue_.Pop(&event)) break;
+    const Slot& slot = slots[event.slot];
+    const double end_s = std::max(event.ready_s, free_s_[slot.resource]) + slot.duration_s;
+    free_s_[slot.resource] = end_s;
+    so_far_s_ = std::max(so_far_s_, end_s);
+    done_fs_[slot.resource] += slot.work_fs;
+    left_fs_[slot.resource] -= slot.work_fs;
+    ++simulated_;
+    if (threshold_s < kNever) {
+      if (end_s > threshold_s || end_s * kFemto + static_cast<double>(left_fs_[slot.resource]) > limit_fs) {
+        return kNever;
+      }
+      if (--until_look == 0) {
+        until_look = kBetweenLooks;
+        if (!FitsLeft(event.ready_s, limit_fs)) return kNever;
+      }
+    }
+    log_.push_back({event.slot, {end_s, event.ready_s, moment_, live_[event.slot].first}});
+    graph_.ForEachSuccessor(event.slot, [&](std::int32_t next) { Arrive(next, end_s); });
+    ++moment_;
+  }
+  return so_far_s_;
+}
+
+void Engine::Arrive(std::int32_t slot, double end_s) {
+  Live& live = live_[slot];
+  if (live.run != run_) Revive(slot);
+  live.ready_s = std::max(live.ready_s, end_s);
+  if (--live.remaining > 0) return;
+  const Slot& what = graph_.slots()[slot];
+  if (what.resource == Slot::kGate) {
+    const double ready_s = live.ready_s;
+    log_.push_back({slot, {ready_s, ready_s, moment_, live.first}});
+    for (const std::int32_t next :
+         graph_.groups()[what.group].successors[slot - graph_.groups()[what.group].first]) {
+      Arrive(next, ready_s);
+    }
+    return;
+  }
+  queue_.Push({live.ready_s, what.order, slot});
+}
+
+// Works out what a slot that the simulation reaches for the first time still waits for.
+void Engine::Revive(std::int32_t slot) {
+  const Slot& what = graph_.slots()[slot];
+  Live& live = live_[slot];
+  live = {0, what.waits, run_, moment_};
+  if (start_ == 0 || rebuilt_in_[what.group] == run_ || past_[slot].first >= start_) return;
+  live.first = past_[slot].first;
+  const Group& group = graph_.groups()[what.group];
+  const std::int32_t local = slot - group.first;
+  CountArrived(slot, PredecessorsOf(what.group).own, local);
+  if (what.group < graph_.block_count()) {
+    for (const TaskGraph::Touch& touch : graph_.touching(what.group)) {
+      if (rebuilt_in_[touch.group] == run_) continue;
+      CountArrived(slot, PredecessorsOf(touch.group).attached[touch.attachment], local);
+    }
+  }
+  if (!group.gradients.is_used) return;
+  for (const Attachment& attachment : group.attached) {
+    const Group& block = graph_.groups()[attachment.block];
+    for (std::int32_t i = 0; i < block.tasks; ++i) {
+      const Past& past = past_[block.first + i];
+      if (i >= graph_.ComputeTasks(attachment.block) || past.taken >= start_) continue;
+      graph_.ForEachGradientTarget(attachment.block, i, [&](const Group&, std::int32_t next, std::int32_t) {
+        if (next != slot) return;
+        --live.remaining;
+        live.ready_s = std::max(live.ready_s, past.end_s);
+      });
+    }
   }
 }
 
-double Engine::Run(double threshold_s) {
-  // A little more than the threshold, so that rounding rejects nothing that should stand.
-  const double limit_fs = threshold_s * kFemto * (1 + 1e-12);
-  const std::vector<Group>& groups = graph_.groups();
-  const auto later = [](const Event& a, const Event& b) {
-    return a.ready_s != b.ready_s ? a.ready_s > b.ready_s : a.order > b.order;
+void Engine::CountArrived(std::int32_t slot, const Rows& rows, std::int32_t row) {
+  Live& live = live_[slot];
+  if (row >= rows.count()) return;
+  for (const std::int32_t before : rows[row]) {
+    if (past_[before].taken >= start_) continue;
+    --live.remaining;
+    live.ready_s = std::max(live.ready_s, past_[before].end_s);
+  }
+}
+
+const Engine::Predecessors& Engine::PredecessorsOf(std::int32_t number) {
+  Predecessors& found = predecessors_[number];
+  if (found.is_known) return found;
+  found.is_known = true;
+  const Group& group = graph_.groups()[number];
+  const std::vector<Slot>& slots = graph_.slots();
+  found.attached.resize(group.attached.size());
+  // Counted, then filled.
+  const auto reset = [](Rows* rows, std::int32_t count) {
+    rows->begin.assign(count + 1, 0);
+    rows->items.clear();
   };
-  for (const std::int64_t work_fs : work_fs_) {
-    if (static_cast<double>(work_fs) > limit_fs) return kNever;
+  reset(&found.own, group.size());
+  for (std::size_t i = 0; i < group.attached.size(); ++i) {
+    reset(&found.attached[i], group.attached[i].successors.count());
   }
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    base_[g + 1] = base_[g] + groups[g].size();
-  }
-  remaining_.resize(base_.back());
-  ready_s_.assign(base_.back(), 0);
-  std::fill(free_s_.begin(), free_s_.end(), 0);
-  left_fs_ = work_fs_;
-  queue_.clear();
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    std::copy(waits_[g].begin(), waits_[g].end(), remaining_.begin() + base_[g]);
-    for (std::int32_t t = 0; t < groups[g].task_count(); ++t) {
-      if (waits_[g][t] == 0) {
-        queue_.push_back({0, groups[g].order[t], {static_cast<std::int32_t>(g), t}});
+  const auto row_of = [&](std::int32_t slot, std::int32_t* row) -> Rows& {
+    const std::int32_t block = slots[slot].group;
+    *row = slot - graph_.groups()[block].first;
+    if (block == number) return found.own;
+    std::size_t i = 0;
+    while (group.attached[i].block != block) ++i;
+    return found.attached[i];
+  };
+  const auto for_each_edge = [&](const auto& visit) {
+    for (std::int32_t i = 0; i < group.size(); ++i) {
+      for (const std::int32_t next : group.successors[i]) visit(group.first + i, next);
+    }
+    for (const Attachment& attachment : group.attached) {
+      const std::int32_t first = graph_.groups()[attachment.block].first;
+      for (std::int32_t i = 0; i < attachment.successors.count(); ++i) {
+        for (const std::int32_t next : attachment.successors[i]) visit(first + i, next);
       }
     }
+  };
+  std::int32_t row = 0;
+  for_each_edge([&](std::int32_t, std::int32_t next) {
+    Rows& rows = row_of(next, &row);
+    ++rows.begin[row + 1];
+  });
+  const auto reserve = [](Rows* rows) {
+    for (std::size_t i = 1; i < rows->begin.size(); ++i) rows->begin[i] += rows->begin[i - 1];
+    rows->items.resize(rows->begin.back());
+  };
+  reserve(&found.own);
+  for (Rows& rows : found.attached) reserve(&rows);
+  for_each_edge([&](std::int32_t before, std::int32_t next) {
+    Rows& rows = row_of(next, &row);
+    rows.items[rows.begin[row]++] = before;
+  });
+  const auto shift_back = [](Rows* rows) {
+    for (std::size_t i = rows->begin.size() - 1; i > 0; --i) rows->begin[i] = rows->begin[i - 1];
+    rows->begin[0] = 0;
+  };
+  shift_back(&found.own);
+  for (Rows& rows : found.attached) shift_back(&rows);
+  return found;
+}
+
+void Engine::TakeSnapshot() {
+  if (taken_count_ == taken_.size()) taken_.emplace_back();
+  Snapshot& snapshot = taken_[taken_count_++];
+  snapshot.moment = moment_;
+  snapshot.makespan_s = so_far_s_;
+  snapshot.free_s.assign(free_s_.begin(), free_s_.end());
+  snapshot.done_fs.assign(done_fs_.begin(), done_fs_.end());
+  snapshot.queue.clear();
+  queue_.ForEach([&](const Calendar::Event& event) { snapshot.queue.push_back(event); });
+}
+
+// Makes the simulation just run the one that stands.
+void Engine::Commit() {
+  makespan_s_ = proposed_s_;
+  const std::int32_t blocks = graph_.block_count();
+  for (std::int32_t block = 0; block < blocks; ++block) {
+    if (first_forward_[block] >= start_) first_forward_[block] = kLater;
+    if (first_backward_[block] >= start_) first_backward_[block] = kLater;
   }
-  std::make_heap(queue_.begin(), queue_.end(), later);
-  double makespan_s = 0;
-  while (!queue_.empty()) {
-    std::pop_heap(queue_.begin(), queue_.end(), later);
-    const Event event = queue_.back();
-    queue_.pop_back();
-    const Group& group = groups[event.task.group];
-    const std::int32_t resource = group.resource[event.task.task];
-    const double duration_s = group.duration_s[event.task.task];
-    const double end_s = std::max(event.ready_s, free_s_[resource]) + duration_s;
-    free_s_[resource] = end_s;
-    makespan_s = std::max(makespan_s, end_s);
-    left_fs_[resource] -= Femtoseconds(duration_s);
-    if (end_s * kFemto + static_cast<double>(left_fs_[resource]) > limit_fs) return kNever;
-    for (std::int32_t e = group.own.begin[event.task.task]; e < group.own.begin[event.task.task + 1]; ++e) {
-      Arrive(group.own.targets[e], end_s);
-    }
-    if (event.task.group >= blocks_) continue;
-    for (const std::int32_t other : touching_[event.task.group]) {
-      for (const Attachment& attachment : groups[other].attached) {
-        if (attachment.block != event.task.group) continue;
-        const Successors& rows = attachment.successors;
-        if (event.task.task + 1 >= static_cast<std::int32_t>(rows.begin.size())) continue;
-        for (std::int32_t e = rows.begin[event.task.task]; e < rows.begin[event.task.task + 1]; ++e) {
-          Arrive(rows.targets[e], end_s);
-        }
-      }
-    }
+  for (const Record& record : log_) {
+    past_[record.slot] = record.past;
+    const std::int32_t block = graph_.slots()[record.slot].group;
+    if (block >= blocks) continue;
+    const Placement& placement = graph_.placement(block);
+    const std::int32_t local = record.slot - graph_.groups()[block].first;
+    if (local >= graph_.ComputeTasks(block)) continue;
+    const auto forward = static_cast<std::int32_t>(placement.devices.size()) * placement.layout->segments;
+    std::int32_t& first = local < forward ? first_forward_[block] : first_backward_[block];
+    first = std::min(first, record.past.taken);
   }
-  return makespan_s;
+  snapshot_count_ = kept_snapshots_;
+  if (snapshots_.size() < snapshot_count_ + taken_count_) snapshots_.resize(snapshot_count_ + taken_count_);
+  for (std::size_t i = 0; i < taken_count_; ++i) std::swap(snapshots_[snapshot_count_++], taken_[i]);
 }
 
 }  // namespace soapstone

@@ -1,33 +1,45 @@
 // Incremental simulation: when a block is placed anew, only the groups of tasks it touches are rebuilt, and
-// the simulation runs over the groups as they stand.
+// the simulation starts again at the first moment that they can matter.
 //
-// The makespan equals that of Simulate() on the flat task graph, to the bit: tasks leave the queue in the
-// same order, by (ready time, task order).
+// Three things make a proposal cheap, none of which changes a bit of the outcome:
+//   the threshold   the caller says beforehand up to what makespan a proposal is of interest; it is dropped
+//                   as soon as the work that a resource has left cannot be done by then, which for most
+//                   proposals is before a single task is built;
+//   the rewind      snapshots of the last accepted simulation, from the latest of which that no task of the
+//                   changed groups precedes the simulation goes on; what tasks still wait for is worked out
+//                   from the accepted timeline when it reaches them;
+//   the calendar    a queue whose cost does not grow.
 //
-// Thread safety: an Engine belongs to one thread; the Problem and the layouts are shared.
+// Thread safety: an Engine belongs to one thread; the Problem is shared.
 
 #ifndef SOAPSTONE_CPP_ENGINE_H_
 #define SOAPSTONE_CPP_ENGINE_H_
 
 #include <cstdint>
 #include <limits>
-#include <utility>
 #include <vector>
 
+#include "calendar.h"
 #include "problem.h"
 #include "tasks.h"
 
 namespace soapstone {
+
+// What of the engine is used; for comparisons, all results being the same.
+struct EngineOptions {
+  bool uses_rewind = true;
+  bool uses_threshold = true;
+};
 
 class Engine {
  public:
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
   // REQUIRES: problem and tables outlive the engine.
-  Engine(const Problem* problem, BoxTables* tables);
+  Engine(const Problem* problem, BoxTables* tables, EngineOptions options = {});
 
   // Places a block for good.
-  void Place(std::int32_t block, Placement placement);
+  void Place(std::int32_t block, const Placement& placement);
 
   // The makespan of what is placed.
   //
@@ -36,48 +48,119 @@ class Engine {
 
   // The makespan if a block were placed so; kNever as soon as it is certain to exceed `threshold_s`. The
   // proposal stands until Accept() or Reject(), one of which must follow; without a proposal they do nothing.
-  double Propose(std::int32_t block, Placement placement, double threshold_s);
+  //
+  // REQUIRES: Makespan() was called after the last Place(). A proposal that exceeds its threshold is
+  // rejected.
+  double Propose(std::int32_t block, const Placement& placement, double threshold_s);
   void Accept();
   void Reject();
 
-  std::int64_t task_count() const;
+  const TaskGraph& graph() const { return graph_; }
+  // Start and end are known by slot for what stands, after Makespan() or Accept().
+  double end_s(std::int32_t slot) const { return past_[slot].end_s; }
+  std::int64_t simulated() const { return simulated_; }  // tasks taken from the queue, over all proposals
+  std::int64_t built() const { return built_; }          // proposals for which groups were rebuilt
+  std::int64_t run() const { return runs_; }             // proposals that were simulated
 
  private:
-  struct Event {
+  // A task or gate in the accepted timeline. Moments are counted in tasks taken from the queue.
+  struct Past {
+    double end_s;
     double ready_s;
-    TaskOrder order;
-    TaskRef task;
+    std::int32_t taken;  // when it was
+    std::int32_t first;  // when the first of those it waits for was
   };
 
-  // What Reject() puts back.
-  struct Saved {
-    std::int32_t group;
-    Group tasks;
+  // The same in the simulation under way.
+  struct Live {
+    double ready_s;
+    std::int32_t remaining;
+    std::int32_t run = 0;
+    std::int32_t first;
   };
 
-  void Adopt(std::int32_t group);
+  struct Record {
+    std::int32_t slot;
+    Past past;
+  };
+
+  struct Snapshot {
+    std::int32_t moment = 0;
+    double makespan_s = 0;
+    std::vector<double> free_s;
+    std::vector<std::int64_t> done_fs;
+    std::vector<Calendar::Event> queue;
+  };
+
+  // Who a group's slots, and those of the blocks it is attached to, wait for because of it.
+  struct Predecessors {
+    bool is_known = false;
+    Rows own;
+    std::vector<Rows> attached;
+  };
+
+  bool FitsCompute(std::int32_t block, const Placement& placement, double limit_fs);
   void Count(const Group& group, std::int64_t sign);
-  void SumWaits(std::int32_t block);
-  double Run(double threshold_s);
-  void Arrive(TaskRef task, double end_s);
+  bool FitsCounted(const Group& group, double limit_fs);
+  bool HasRoot(std::int32_t block) const;
+  std::int32_t FirstMoment(std::int32_t block) const;
+  double Run(std::int32_t from, double threshold_s);
+  void Start(std::int32_t from, double limit_s);
+  bool FitsLeft(double now_s, double limit_fs) const;
+  void TakeSnapshot();
+  void Arrive(std::int32_t slot, double end_s);
+  void Revive(std::int32_t slot);
+  void CountArrived(std::int32_t slot, const Rows& rows, std::int32_t row);
+  const Predecessors& PredecessorsOf(std::int32_t group);
+  void Commit();
 
   TaskGraph graph_;
-  std::int32_t blocks_;
+  EngineOptions options_;
+  std::int32_t devices_;
   std::int32_t resources_;
-  std::vector<std::vector<std::int32_t>> waits_;  // by group: of all its tasks, from all groups
-  std::vector<std::vector<std::int32_t>> touching_;  // by block: groups of values and weights it takes part in
-  std::vector<std::int64_t> work_fs_;  // by resource: femtoseconds of all its tasks, rounded down
-  std::int32_t proposed_ = -1;
-  Placement replaced_;
-  std::vector<Saved> saved_;
+  double makespan_s_ = 0;  // of what stands
+  bool is_known_ = false;
+  std::int32_t tasks_ = 0;
 
-  // The simulation's own arrays, kept to save allocation.
-  std::vector<std::int32_t> base_;
-  std::vector<std::int32_t> remaining_;
-  std::vector<double> ready_s_;
+  std::vector<std::int64_t> work_fs_;     // by resource, of all its tasks
+  std::vector<std::int64_t> compute_fs_;  // by device, of its compute tasks
+  std::vector<std::int64_t> saved_work_fs_;
+  std::vector<std::int64_t> new_compute_fs_;
+
+  // What stands.
+  std::vector<Past> past_;                   // by slot
+  std::vector<std::int32_t> first_forward_;  // by block: when its first forward task was taken
+  std::vector<std::int32_t> first_backward_;
+  std::vector<std::uint8_t> has_root_;  // by block: whether some forward task waits for nothing
+  std::vector<Snapshot> snapshots_;     // the first `snapshot_count_` are valid
+  std::size_t snapshot_count_ = 0;
+  std::vector<Predecessors> predecessors_;  // by group
+
+  // The proposal.
+  std::int32_t proposed_ = -1;
+  bool is_begun_ = false;
+  bool has_root_now_ = false;
+  double proposed_s_ = 0;
+
+  // The simulation under way.
+  std::int32_t run_ = 0;
+  std::int32_t start_ = 0;   // the moment it started from
+  std::int32_t moment_ = 0;
+  double so_far_s_ = 0;
+  std::size_t kept_snapshots_ = 0;
+  std::vector<Live> live_;              // by slot
+  std::vector<std::int32_t> rebuilt_in_;  // by group: the run for which it was rebuilt
   std::vector<double> free_s_;
+  std::vector<std::int64_t> done_fs_;
   std::vector<std::int64_t> left_fs_;
-  std::vector<Event> queue_;
+  std::vector<Record> log_;
+  std::vector<Snapshot> taken_;  // the first `taken_count_`
+  std::size_t taken_count_ = 0;
+  Calendar queue_;
+
+  std::int64_t simulated_ = 0;
+  std::int64_t built_ = 0;
+  std::int64_t runs_ = 0;
 };
 
 }  // namespace soapstone

@@ -106,11 +106,11 @@ std::optional<Points> Followed(const NodeData& node, const BoxBounds& box) {
   return points;
 }
 
-std::vector<Points> LeaderShards(const NodeData& leader, const std::vector<std::int64_t>& degrees,
+std::vector<Points> LeaderShards(const NodeData& leader, const std::vector<std::int32_t>& degrees,
                                  std::vector<std::int32_t>* summands) {
   const std::size_t rank = leader.sizes.size();
   std::int64_t parts = 1;
-  for (const std::int64_t degree : degrees) parts *= degree;
+  for (const std::int32_t degree : degrees) parts *= degree;
   std::vector<Points> shards;
   std::vector<std::int64_t> at(rank, 0);
   for (std::int64_t shard = 0; shard < parts; ++shard) {
@@ -121,7 +121,7 @@ std::vector<Points> LeaderShards(const NodeData& leader, const std::vector<std::
       points.push_back(at[dim] * step);
       points.push_back((at[dim] + 1) * step);
       if (leader.is_summed[dim] && degrees[dim] > 1) {
-        summand = summand * static_cast<std::int32_t>(degrees[dim]) + static_cast<std::int32_t>(at[dim]);
+        summand = summand * degrees[dim] + static_cast<std::int32_t>(at[dim]);
       }
     }
     shards.push_back(std::move(points));
@@ -185,15 +185,39 @@ bool IsAtHand(const BlockData& block, const NodeData& node, const Points& own,
   return true;
 }
 
-Alike AlikeOf(const std::vector<Points>& row) {
-  Alike alike;
-  std::map<Points, std::size_t> known;
-  for (std::size_t shard = 0; shard < row.size(); ++shard) {
-    const auto [found, is_new] = known.try_emplace(row[shard], alike.size());
-    if (is_new) alike.emplace_back();
-    alike[found->second].push_back(static_cast<std::int32_t>(shard));
+Rows RowsOf(const std::vector<std::vector<std::int32_t>>& lists) {
+  Rows rows;
+  for (const std::vector<std::int32_t>& list : lists) rows.Append(list);
+  return rows;
+}
+
+// Shards put together by what they have in common, in the order of the first of each.
+template <typename Key>
+Rows Together(const std::vector<Key>& keys) {
+  std::vector<std::vector<std::int32_t>> lists;
+  std::map<Key, std::size_t> known;
+  for (std::size_t shard = 0; shard < keys.size(); ++shard) {
+    const auto [found, is_new] = known.try_emplace(keys[shard], lists.size());
+    if (is_new) lists.emplace_back();
+    lists[found->second].push_back(static_cast<std::int32_t>(shard));
   }
-  return alike;
+  return RowsOf(lists);
+}
+
+// The classes of a seam; see SeamData.
+Rows ClassesOf(const SeamData& seam, const Alike& behind) {
+  if (behind.items.size() != static_cast<std::size_t>(behind.count())) return {};
+  Rows classes = Together(seam.boxes);
+  for (std::int32_t i = 0; i < classes.count(); ++i) {
+    std::vector<std::int32_t> summands;
+    for (const std::int32_t shard : classes[i]) summands.push_back(seam.summands[shard]);
+    std::sort(summands.begin(), summands.end());
+    if (std::adjacent_find(summands.begin(), summands.end()) != summands.end()) return {};
+    for (std::int32_t j = 0; j < i; ++j) {
+      if (Intersection(seam.boxes[classes[i][0]], seam.boxes[classes[j][0]])) return {};
+    }
+  }
+  return classes;
 }
 
 // The boxes that shards write, found by the cell of the grid that each fills.
@@ -205,21 +229,24 @@ Written Gridded(Port port, const std::vector<BoxBounds>& boxes, const std::vecto
     const std::int32_t summand = summands.empty() ? 0 : summands[shard];
     held[{summand, boxes[shard]}].push_back(static_cast<std::int32_t>(shard));
   }
-  std::int64_t cells = 1;
+  std::int64_t count = 1;
   for (std::size_t axis = 0; axis < shape.size(); ++axis) {
     written.steps.push_back(boxes[0][2 * axis + 1] - boxes[0][2 * axis]);
     written.counts.push_back(shape[axis] / written.steps[axis]);
-    cells *= written.counts[axis];
+    count *= written.counts[axis];
   }
-  written.cells.resize(cells);
-  for (auto& [key, shards] : held) {
+  std::vector<std::vector<std::int32_t>> cells(count);
+  for (const auto& [key, shards] : held) {
     std::int64_t cell = 0;
     for (std::size_t axis = 0; axis < shape.size(); ++axis) {
       cell = cell * written.counts[axis] + key.second[2 * axis] / written.steps[axis];
     }
-    written.cells[cell].push_back(static_cast<std::int32_t>(written.held.size()));
-    written.held.push_back({key.first, port.boxes[shards[0]], std::move(shards)});
+    cells[cell].push_back(static_cast<std::int32_t>(written.box.size()));
+    written.summand.push_back(key.first);
+    written.box.push_back(port.boxes[shards[0]]);
+    written.shards.Append(shards);
   }
+  written.cells = RowsOf(cells);
   written.port = std::move(port);
   return written;
 }
@@ -253,9 +280,10 @@ BoxTables::BoxTables(const Problem& problem) {
 }
 
 std::optional<Layout> MakeLayout(const Problem& problem, BoxTables* tables, std::int32_t block,
-                                 const std::vector<std::int64_t>& degrees) {
+                                 const std::vector<std::int32_t>& degrees) {
   const BlockData& data = problem.blocks[block];
   Layout layout;
+  layout.degrees = degrees;
   std::vector<std::vector<Points>> points;  // by node, by shard
   points.push_back(LeaderShards(data.nodes[0], degrees, &layout.summands));
   layout.parts = static_cast<std::int32_t>(points[0].size());
@@ -271,7 +299,7 @@ std::optional<Layout> MakeLayout(const Problem& problem, BoxTables* tables, std:
     }
     points.push_back(std::move(row));
   }
-  for (const std::vector<Points>& row : points) layout.alike.push_back(AlikeOf(row));
+  for (const std::vector<Points>& row : points) layout.alike.push_back(Together(row));
   const bool sums_split =
       std::any_of(layout.summands.begin(), layout.summands.end(), [](std::int32_t s) { return s != 0; });
   layout.is_partial = sums_split && data.nodes.size() == 1;
@@ -307,9 +335,8 @@ std::optional<Layout> MakeLayout(const Problem& problem, BoxTables* tables, std:
         seam.boxes.push_back(std::move(box));
       }
       seam.alike = static_cast<std::int32_t>(n);
-      for (std::size_t i = 0; i < layout.alike[n].size(); ++i) {
-        seam.summands.push_back(static_cast<std::int32_t>(i));
-      }
+      for (std::int32_t i = 0; i < layout.alike[n].count(); ++i) seam.summands.push_back(i);
+      seam.classes = ClassesOf(seam, layout.alike[n]);
       layout.seams.push_back(std::move(seam));
       parts.back().push_back({n, kStatisticsShare});
       parts.push_back({{n, 1 - kStatisticsShare}});
@@ -326,6 +353,7 @@ std::optional<Layout> MakeLayout(const Problem& problem, BoxTables* tables, std:
           seam.boxes.push_back(WrittenBox(output, points[0][shard]));
         }
         seam.summands = layout.summands;
+        seam.classes = ClassesOf(seam, layout.alike[0]);
         layout.seams.push_back(std::move(seam));
       }
       parts.emplace_back();
@@ -381,6 +409,16 @@ std::optional<Layout> MakeLayout(const Problem& problem, BoxTables* tables, std:
             layout.backward_s[at] += part.share * ComputeSeconds(problem.machine, node, own, kind, true);
           }
         }
+      }
+    }
+  }
+  layout.work_fs.assign(static_cast<std::size_t>(kinds) * layout.parts, 0);
+  at = 0;
+  for (std::int32_t kind = 0; kind < kinds; ++kind) {
+    for (std::int32_t segment = 0; segment < layout.segments; ++segment) {
+      for (std::int32_t shard = 0; shard < layout.parts; ++shard, ++at) {
+        layout.work_fs[kind * layout.parts + shard] += Femtoseconds(layout.forward_s[at]);
+        if (data.needs_backward) layout.work_fs[kind * layout.parts + shard] += Femtoseconds(layout.backward_s[at]);
       }
     }
   }

@@ -7,6 +7,7 @@
 #ifndef SOAPSTONE_CPP_LAYOUT_H_
 #define SOAPSTONE_CPP_LAYOUT_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -26,8 +27,23 @@ std::int64_t Volume(const BoxBounds& box);
 // The common elements of two boxes of one rank; nullopt when there are none.
 std::optional<BoxBounds> Intersection(const BoxBounds& a, const BoxBounds& b);
 
+// Rows of numbers, one after the other.
+struct Rows {
+  std::vector<std::int32_t> begin = {0};
+  std::vector<std::int32_t> items;
+
+  std::int32_t count() const { return static_cast<std::int32_t>(begin.size()) - 1; }
+  std::span<const std::int32_t> operator[](std::int32_t row) const {
+    return std::span(items).subspan(begin[row], begin[row + 1] - begin[row]);
+  }
+  void Append(std::span<const std::int32_t> row) {
+    items.insert(items.end(), row.begin(), row.end());
+    begin.push_back(static_cast<std::int32_t>(items.size()));
+  }
+};
+
 // Shards put together where they compute the same part of a node, as the followers of a split sum do.
-using Alike = std::vector<std::vector<std::int32_t>>;
+using Alike = Rows;
 
 // What the shards read or write of one value or weight. A shard that reads nothing has no box.
 struct Port {
@@ -38,37 +54,40 @@ struct Port {
   std::vector<std::int32_t> boxes;  // by shard: its number, or kNone
 };
 
-// A box that shards of the writer hold: copies of it, or one summand of it.
-struct Held {
-  std::int32_t summand = 0;
-  std::int32_t box = 0;
-  std::vector<std::int32_t> shards;
-};
-
 // What the shards write of a value: the cells of a grid, so that the cells under a box are found directly.
+// What is held is a box in each cell: copies of it, or summands of it.
 struct Written {
   Port port;
-  std::vector<Held> held;                        // sorted by (summand, box)
-  std::vector<std::int64_t> steps;               // by axis: the length of a cell
-  std::vector<std::int64_t> counts;              // by axis: how many cells
-  std::vector<std::vector<std::int32_t>> cells;  // by cell, row-major: entries of `held`
+  std::vector<std::int32_t> summand;  // by entry held, sorted by (summand, box)
+  std::vector<std::int32_t> box;      // by entry held
+  Rows shards;                        // by entry held: those that hold it
+  std::vector<std::int64_t> steps;    // by axis: the length of a cell
+  std::vector<std::int64_t> counts;   // by axis: how many cells
+  Rows cells;                         // by cell, row-major: entries held
 
-  // Calls visit(entry of `held`) for every box held that overlaps the box.
+  // Calls visit(entry held, elements of the overlap) for every box held that overlaps the box.
   template <typename Visit>
   void ForEachUnder(std::span<const std::int64_t> bounds, const Visit& visit) const {
-    Descend(bounds, 0, 0, visit);
+    Descend(bounds, 0, 0, 1, visit);
   }
 
  private:
   template <typename Visit>
-  void Descend(std::span<const std::int64_t> bounds, std::size_t axis, std::int64_t cell, const Visit& visit) const {
+  void Descend(std::span<const std::int64_t> bounds, std::size_t axis, std::int64_t cell, std::int64_t volume,
+               const Visit& visit) const {
     if (axis == steps.size()) {
-      for (const std::int32_t entry : cells[cell]) visit(entry);
+      for (const std::int32_t entry : cells[static_cast<std::int32_t>(cell)]) visit(entry, volume);
       return;
     }
-    const std::int64_t first = bounds[2 * axis] / steps[axis];
-    const std::int64_t last = (bounds[2 * axis + 1] - 1) / steps[axis];
-    for (std::int64_t at = first; at <= last; ++at) Descend(bounds, axis + 1, cell * counts[axis] + at, visit);
+    const std::int64_t step = steps[axis];
+    const std::int64_t lo = bounds[2 * axis];
+    const std::int64_t hi = bounds[2 * axis + 1];
+    if (counts[axis] == 1) return Descend(bounds, axis + 1, cell, volume * (hi - lo), visit);
+    const std::int64_t last = (hi - 1) / step;
+    for (std::int64_t at = lo / step; at <= last; ++at) {
+      const std::int64_t length = std::min(hi, (at + 1) * step) - std::max(lo, at * step);
+      Descend(bounds, axis + 1, cell * counts[axis] + at, volume * length, visit);
+    }
   }
 };
 
@@ -88,9 +107,13 @@ struct SeamData {
   std::int32_t alike = 0;              // the shards behind each source
   std::vector<BoxBounds> boxes;        // by shard
   std::vector<std::int32_t> summands;  // by source
+  // Shards whose boxes are the same, where any two boxes are the same or apart and shards with one box have
+  // different summands: then each row is an all-reduce. Empty otherwise.
+  Rows classes;
 };
 
 struct Layout {
+  std::vector<std::int32_t> degrees;      // by dim of the leader
   std::int32_t parts = 1;
   std::int32_t segments = 1;
   bool is_partial = false;                // whether its values are partial sums to their readers
@@ -102,7 +125,12 @@ struct Layout {
   std::vector<SeamData> seams;
   std::vector<double> forward_s;          // [(kind * segments + segment) * parts + shard]
   std::vector<double> backward_s;
+  std::vector<std::int64_t> work_fs;      // [kind * parts + shard]: femtoseconds of all its tasks
 };
+
+// Femtoseconds, rounded down: sums of them are exact in any order, and never more than the seconds.
+constexpr double kFemto = 1e15;
+inline std::int64_t Femtoseconds(double seconds) { return static_cast<std::int64_t>(seconds * kFemto); }
 
 // The layout of a block whose leader is split by `degrees` (one for each dim of the leader); nullopt if a
 // follower would be cut across its factors, or read what another shard of the block wrote.
@@ -110,7 +138,7 @@ struct Layout {
 // REQUIRES: degrees are legal for the leader: they divide the sizes, and a factored axis is cut outermost
 // first.
 std::optional<Layout> MakeLayout(const Problem& problem, BoxTables* tables, std::int32_t block,
-                                 const std::vector<std::int64_t>& degrees);
+                                 const std::vector<std::int32_t>& degrees);
 
 }  // namespace soapstone
 

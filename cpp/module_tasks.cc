@@ -5,18 +5,19 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <set>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
+#include "chain.h"
 #include "engine.h"
 #include "layout.h"
 #include "module.h"
 #include "problem.h"
 #include "simulate.h"
+#include "space.h"
 #include "tasks.h"
 
 namespace nb = nanobind;
@@ -43,67 +44,41 @@ std::span<const T> View(const Input<T>& array) {
   return {array.data(), array.shape(0)};
 }
 
-// Layouts as they are asked for, by block and degrees.
-class Layouts {
- public:
-  explicit Layouts(std::shared_ptr<const Problem> problem)
-      : problem_(std::move(problem)), tables_(*problem_), known_(problem_->blocks.size()) {}
-
-  BoxTables* tables() { return &tables_; }
-
-  // Null if the block cannot be split so: a follower would be cut across its factors.
-  std::shared_ptr<const Layout> Find(std::int32_t block, const std::vector<std::int64_t>& degrees) {
-    auto [found, is_new] = known_[block].try_emplace(degrees);
-    if (is_new) {
-      auto layout = MakeLayout(*problem_, &tables_, block, degrees);
-      if (layout) found->second = std::make_shared<const Layout>(std::move(*layout));
-    }
-    return found->second;
+void Check(const Problem& problem, std::int32_t block, const std::vector<std::int32_t>& degrees, std::int32_t copies,
+           const std::vector<std::int32_t>& devices) {
+  if (block < 0 || block >= static_cast<std::int32_t>(problem.blocks.size())) {
+    throw std::invalid_argument("there is no such block");
   }
-
-  void Check(std::int32_t block, const std::vector<std::int64_t>& degrees, std::int32_t copies,
-             const std::vector<std::int32_t>& devices) const {
-    if (block < 0 || block >= static_cast<std::int32_t>(problem_->blocks.size())) {
-      throw std::invalid_argument("there is no such block");
+  const std::vector<std::int64_t>& sizes = problem.blocks[block].nodes[0].sizes;
+  if (degrees.size() != sizes.size()) throw std::invalid_argument("a degree is needed for each dim of the leader");
+  std::int64_t parts = 1;
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+    if (degrees[dim] < 1 || sizes[dim] % degrees[dim] != 0) {
+      throw std::invalid_argument("a degree does not divide the size of its dim");
     }
-    const std::vector<std::int64_t>& sizes = problem_->blocks[block].nodes[0].sizes;
-    if (degrees.size() != sizes.size()) throw std::invalid_argument("a degree is needed for each dim of the leader");
-    std::int64_t parts = 1;
-    for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
-      if (degrees[dim] < 1 || sizes[dim] % degrees[dim] != 0) {
-        throw std::invalid_argument("a degree does not divide the size of its dim");
-      }
-      parts *= degrees[dim];
-    }
-    if (copies < 1 || parts * copies != static_cast<std::int64_t>(devices.size())) {
-      throw std::invalid_argument("a device is needed for each copy of each shard");
-    }
-    for (const std::int32_t device : devices) {
-      if (device < 0 || device >= problem_->machine.device_count) {
-        throw std::invalid_argument("there is no such device");
-      }
-    }
+    parts *= degrees[dim];
   }
-
- private:
-  std::shared_ptr<const Problem> problem_;
-  BoxTables tables_;
-  std::vector<std::map<std::vector<std::int64_t>, std::shared_ptr<const Layout>>> known_;
-};
+  if (copies < 1 || parts * copies != static_cast<std::int64_t>(devices.size())) {
+    throw std::invalid_argument("a device is needed for each copy of each shard");
+  }
+  for (const std::int32_t device : devices) {
+    if (device < 0 || device >= problem.machine.device_count) throw std::invalid_argument("there is no such device");
+  }
+}
 
 // A task graph that is built whole when it is asked for.
 class PlannedTasks {
  public:
   explicit PlannedTasks(std::shared_ptr<const Problem> problem)
-      : problem_(std::move(problem)), layouts_(problem_), graph_(problem_.get(), layouts_.tables()) {}
+      : problem_(std::move(problem)), space_(problem_.get()), graph_(problem_.get(), space_.tables()) {}
 
   // False if the block cannot be split so.
-  bool Place(std::int32_t block, const std::vector<std::int64_t>& degrees, std::int32_t copies,
+  bool Place(std::int32_t block, const std::vector<std::int32_t>& degrees, std::int32_t copies,
              std::vector<std::int32_t> devices) {
-    layouts_.Check(block, degrees, copies, devices);
-    auto layout = layouts_.Find(block, degrees);
-    if (!layout) return false;
-    graph_.Place(block, Placement{std::move(layout), copies, std::move(devices)});
+    Check(*problem_, block, degrees, copies, devices);
+    const Layout* layout = space_.Find(block, degrees);
+    if (layout == nullptr) return false;
+    graph_.Place(block, Placement{layout, copies, std::move(devices)});
     placed_.insert(block);
     return true;
   }
@@ -116,50 +91,78 @@ class PlannedTasks {
 
  private:
   std::shared_ptr<const Problem> problem_;
-  Layouts layouts_;
+  Space space_;
   std::set<std::int32_t> placed_;
   TaskGraph graph_;
 };
 
-// Proposals simulated one after the other.
+// Proposals simulated one after the other, by whoever asks or by a chain's own rule.
 class Proposals {
  public:
-  explicit Proposals(std::shared_ptr<const Problem> problem)
-      : problem_(std::move(problem)), layouts_(problem_), engine_(problem_.get(), layouts_.tables()) {}
+  Proposals(std::shared_ptr<const Problem> problem, std::uint64_t seed, bool uses_rewind, bool uses_threshold)
+      : problem_(std::move(problem)), chain_(problem_.get(), seed, {uses_rewind, uses_threshold}) {}
 
-  bool Place(std::int32_t block, const std::vector<std::int64_t>& degrees, std::int32_t copies,
+  bool Place(std::int32_t block, const std::vector<std::int32_t>& degrees, std::int32_t copies,
              std::vector<std::int32_t> devices) {
-    layouts_.Check(block, degrees, copies, devices);
-    auto layout = layouts_.Find(block, degrees);
-    if (!layout) return false;
-    engine_.Place(block, Placement{std::move(layout), copies, std::move(devices)});
+    Check(*problem_, block, degrees, copies, devices);
+    const Layout* layout = chain_.space()->Find(block, degrees);
+    if (layout == nullptr) return false;
+    chain_.Place(block, Placement{layout, copies, std::move(devices)});
     placed_.insert(block);
     return true;
   }
 
+  void PlaceAtRandom() {
+    chain_.PlaceAtRandom();
+    for (std::size_t block = 0; block < problem_->blocks.size(); ++block) placed_.insert(static_cast<std::int32_t>(block));
+  }
+
   double Makespan() {
-    if (placed_.size() != problem_->blocks.size()) throw std::invalid_argument("not every block is placed");
-    return engine_.Makespan();
+    CheckPlaced();
+    return chain_.makespan_s();
   }
 
   // Infinity when the makespan exceeds the threshold, or the block cannot be split so.
-  double Propose(std::int32_t block, const std::vector<std::int64_t>& degrees, std::int32_t copies,
+  double Propose(std::int32_t block, const std::vector<std::int32_t>& degrees, std::int32_t copies,
                  std::vector<std::int32_t> devices, double threshold_s) {
-    layouts_.Check(block, degrees, copies, devices);
-    auto layout = layouts_.Find(block, degrees);
-    if (!layout) return Engine::kNever;
-    return engine_.Propose(block, Placement{std::move(layout), copies, std::move(devices)}, threshold_s);
+    CheckPlaced();
+    Check(*problem_, block, degrees, copies, devices);
+    chain_.makespan_s();
+    const Layout* layout = chain_.space()->Find(block, degrees);
+    if (layout == nullptr) return Engine::kNever;
+    return chain_.engine()->Propose(block, Placement{layout, copies, std::move(devices)}, threshold_s);
   }
 
-  void Accept() { engine_.Accept(); }
-  void Reject() { engine_.Reject(); }
-  std::int64_t task_count() const { return engine_.task_count(); }
+  void Accept() { chain_.engine()->Accept(); }
+  void Reject() { chain_.engine()->Reject(); }
+
+  std::int64_t Step(std::int64_t proposals, double temperature_s) {
+    CheckPlaced();
+    const nb::gil_scoped_release unlocked;
+    return chain_.Step(proposals, temperature_s);
+  }
+
+  // Degrees, copies and devices of a block as it is placed.
+  nb::tuple Placed(std::int32_t block) {
+    CheckPlaced();
+    const Placement& placement = chain_.engine()->graph().placement(block);
+    return nb::make_tuple(placement.layout->degrees, placement.copies, placement.devices);
+  }
+
+  std::int64_t task_count() { return chain_.engine()->graph().task_count(); }
+  nb::tuple Counters() {
+    const Engine& engine = *chain_.engine();
+    return nb::make_tuple(engine.built(), engine.run(), engine.simulated());
+  }
 
  private:
+  void CheckPlaced() const {
+    if (placed_.size() != problem_->blocks.size()) throw std::invalid_argument("not every block is placed");
+  }
+
   std::shared_ptr<const Problem> problem_;
-  Layouts layouts_;
   std::set<std::int32_t> placed_;
-  Engine engine_;
+  Chain chain_;
 };
 
 nb::tuple BoundFlat(PlannedTasks& planned) {
@@ -222,6 +225,7 @@ void BindTasks(nb::module_& module) {
   nb::class_<NodeData>(module, "NodeData")
       .def(nb::init<>())
       .def_rw("sizes", &NodeData::sizes)
+      .def_rw("is_splittable", &NodeData::is_splittable)
       .def_rw("is_summed", &NodeData::is_summed)
       .def_rw("is_shared", &NodeData::is_shared)
       .def_rw("is_gathered", &NodeData::is_gathered)
@@ -278,9 +282,10 @@ void BindTasks(nb::module_& module) {
       .def("flat", &BoundFlat);
   nb::class_<Proposals>(module, "Proposals")
       .def("__init__",
-           [](Proposals* self, const Problem& problem) {
-             new (self) Proposals(std::make_shared<const Problem>(problem));
-           })
+           [](Proposals* self, const Problem& problem, std::uint64_t seed, bool uses_rewind, bool uses_threshold) {
+             new (self) Proposals(std::make_shared<const Problem>(problem), seed, uses_rewind, uses_threshold);
+           },
+           nb::arg("problem"), nb::arg("seed") = 0, nb::arg("uses_rewind") = true, nb::arg("uses_threshold") = true)
       .def("place", &Proposals::Place, nb::arg("block"), nb::arg("degrees"), nb::arg("copies"),
            nb::arg("devices"))
       .def("makespan", &Proposals::Makespan)
@@ -288,6 +293,10 @@ void BindTasks(nb::module_& module) {
            nb::arg("devices"), nb::arg("threshold_s"))
       .def("accept", &Proposals::Accept)
       .def("reject", &Proposals::Reject)
+      .def("place_at_random", &Proposals::PlaceAtRandom)
+      .def("step", &Proposals::Step, nb::arg("proposals"), nb::arg("temperature_s"))
+      .def("placed", &Proposals::Placed, nb::arg("block"))
+      .def_prop_ro("counters", &Proposals::Counters)
       .def_prop_ro("task_count", &Proposals::task_count);
   module.def("simulate", &BoundSimulate, nb::arg("duration_s").noconvert(), nb::arg("resource").noconvert(),
              nb::arg("after_begin").noconvert(), nb::arg("after").noconvert(), nb::arg("resource_count"));

@@ -41,6 +41,7 @@ struct Access {
 // One operator of a block.
 struct NodeData {
   std::vector<std::int64_t> sizes;      // of its dims
+  std::vector<std::uint8_t> is_splittable;  // per dim
   std::vector<std::uint8_t> is_summed;  // per dim: no output shows it
   std::vector<std::uint8_t> is_shared;  // per dim: statistics are taken over it
   std::vector<std::uint8_t> is_gathered;  // per dim: indices point into it

@@ -2,143 +2,45 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <numeric>
 #include <set>
 #include <span>
+#include <stdexcept>
 #include <utility>
-
-#include "group_builder.h"
 
 namespace soapstone {
 namespace {
 
-std::span<const std::int32_t> DevicesOf(const Placement& placement, std::int32_t shard) {
-  return std::span(placement.devices).subspan(shard * placement.copies, placement.copies);
-}
+constexpr std::size_t kMostCuts = 4096;  // remembered for each weight
 
-// Where the copies of some shards run, each device once.
-std::vector<std::int32_t> DevicesOfAll(const Placement& placement, const std::vector<std::int32_t>& shards) {
-  std::vector<std::int32_t> devices;
+// Adds a row: where the copies of some shards run, each device once.
+void AppendDevices(const Placement& placement, std::span<const std::int32_t> shards, Rows* rows) {
+  const auto begin = static_cast<std::ptrdiff_t>(rows->items.size());
   for (const std::int32_t shard : shards) {
-    for (const std::int32_t device : DevicesOf(placement, shard)) {
-      if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
-    }
-  }
-  return devices;
-}
-
-// The pieces of boxes cut at each other's borders, so that any two are equal or apart.
-std::vector<BoxBounds> Pieces(const std::set<BoxBounds>& boxes) {
-  std::vector<BoxBounds> whole(boxes.begin(), boxes.end());
-  bool apart = true;
-  for (std::size_t i = 0; i < whole.size() && apart; ++i) {
-    for (std::size_t j = 0; j < i && apart; ++j) apart = !Intersection(whole[i], whole[j]);
-  }
-  if (apart) return whole;
-  const std::size_t rank = whole[0].size() / 2;
-  std::vector<std::vector<std::int64_t>> cuts(rank);
-  for (std::size_t axis = 0; axis < rank; ++axis) {
-    std::set<std::int64_t> edges;
-    for (const BoxBounds& box : whole) edges.insert({box[2 * axis], box[2 * axis + 1]});
-    cuts[axis].assign(edges.begin(), edges.end());
-  }
-  std::vector<BoxBounds> pieces;
-  std::vector<std::size_t> at(rank, 0);
-  while (true) {
-    BoxBounds atom;
-    for (std::size_t axis = 0; axis < rank; ++axis) {
-      atom.push_back(cuts[axis][at[axis]]);
-      atom.push_back(cuts[axis][at[axis] + 1]);
-    }
-    for (const BoxBounds& box : whole) {
-      if (Intersection(box, atom) == atom) {
-        pieces.push_back(atom);
-        break;
+    for (std::int32_t copy = 0; copy < placement.copies; ++copy) {
+      const std::int32_t device = placement.devices[shard * placement.copies + copy];
+      if (std::find(rows->items.begin() + begin, rows->items.end(), device) == rows->items.end()) {
+        rows->items.push_back(device);
       }
     }
-    std::size_t axis = rank;
-    while (axis-- > 0) {
-      if (++at[axis] + 1 < cuts[axis].size()) break;
-      at[axis] = 0;
-    }
-    if (axis == static_cast<std::size_t>(-1)) return pieces;
   }
+  rows->begin.push_back(static_cast<std::int32_t>(rows->items.size()));
 }
 
-// The turn of each device among those that need something: its rank.
-std::vector<std::int32_t> Turns(std::vector<std::int32_t> devices, std::int32_t device_count) {
-  std::sort(devices.begin(), devices.end());
-  devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
-  std::vector<std::int32_t> turns(device_count, 0);
-  for (std::size_t i = 0; i < devices.size(); ++i) turns[devices[i]] = static_cast<std::int32_t>(i);
-  return turns;
+void Clear(Rows* rows) {
+  rows->begin.assign(1, 0);
+  rows->items.clear();
 }
 
 bool Holds(std::span<const std::int32_t> devices, std::int32_t device) {
   return std::find(devices.begin(), devices.end(), device) != devices.end();
 }
 
-}  // namespace
-
-TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables)
-    : problem_(problem),
-      tables_(tables),
-      placements_(problem->blocks.size()),
-      groups_(problem->blocks.size() + problem->values.size() + problem->weights.size()),
-      is_stale_(groups_.size(), 1),
-      writer_(problem->values.size(), -1),
-      readers_(problem->values.size()),
-      users_(problem->weights.size()),
-      touched_(problem->blocks.size()) {
-  for (std::size_t b = 0; b < problem->blocks.size(); ++b) {
-    const auto block = static_cast<std::int32_t>(b);
-    std::set<std::int32_t> touched = {block};
-    for (const NodeData& node : problem->blocks[b].nodes) {
-      for (const Access& output : node.outputs) {
-        if (output.value < 0) continue;
-        writer_[output.value] = block;
-        touched.insert(ValueGroup(output.value));
-      }
-      for (const Access& operand : node.operands) {
-        if (operand.value >= 0) {
-          std::vector<std::int32_t>& readers = readers_[operand.value];
-          if (readers.empty() || readers.back() != block) readers.push_back(block);
-          touched.insert(ValueGroup(operand.value));
-        } else if (operand.weight >= 0) {
-          std::vector<std::int32_t>& users = users_[operand.weight];
-          if (users.empty() || users.back() != block) users.push_back(block);
-          touched.insert(WeightGroup(operand.weight));
-        }
-      }
-    }
-    touched_[b].assign(touched.begin(), touched.end());
-  }
-}
-
-std::int32_t TaskGraph::ValueGroup(std::int32_t value) const {
-  return static_cast<std::int32_t>(problem_->blocks.size()) + value;
-}
-
-std::int32_t TaskGraph::WeightGroup(std::int32_t weight) const {
-  return static_cast<std::int32_t>(problem_->blocks.size() + problem_->values.size()) + weight;
-}
-
-TaskRef TaskGraph::Forward(std::int32_t block, std::int32_t segment, std::int32_t pc) const {
-  return {block, segment * static_cast<std::int32_t>(placements_[block].devices.size()) + pc};
-}
-
-TaskRef TaskGraph::Backward(std::int32_t block, std::int32_t segment, std::int32_t pc) const {
-  return Forward(block, placements_[block].layout->segments + segment, pc);
-}
-
-std::int32_t TaskGraph::ComputeTasks(std::int32_t block) const {
-  const Placement& placement = placements_[block];
-  return static_cast<std::int32_t>(placement.devices.size()) * placement.layout->segments *
-         (problem_->blocks[block].needs_backward ? 2 : 1);
-}
-
+// Calls visit(place in the placement's devices) for the copies of some shards on one device.
 template <typename Visit>
-void TaskGraph::ForEachOn(const Placement& placement, const std::vector<std::int32_t>& shards,
-                          std::int32_t device, const Visit& visit) const {
+void ForEachOn(const Placement& placement, std::span<const std::int32_t> shards, std::int32_t device,
+               const Visit& visit) {
   for (const std::int32_t shard : shards) {
     for (std::int32_t copy = 0; copy < placement.copies; ++copy) {
       const std::int32_t pc = shard * placement.copies + copy;
@@ -147,415 +49,870 @@ void TaskGraph::ForEachOn(const Placement& placement, const std::vector<std::int
   }
 }
 
-void TaskGraph::Place(std::int32_t block, Placement placement) {
-  placements_[block] = std::move(placement);
+// The turn of each device among those that need something: its rank. `turns` has ones where it does.
+void RankTurns(std::vector<std::int32_t>* turns) {
+  std::int32_t rank = 0;
+  for (std::int32_t& turn : *turns) {
+    if (turn != 0) turn = rank++;
+  }
+}
+
+// Whether all devices of a placement are different.
+bool IsSpread(const Placement& placement) {
+  for (std::size_t i = 0; i < placement.devices.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      if (placement.devices[i] == placement.devices[j]) return false;
+    }
+  }
+  return true;
+}
+
+std::vector<std::int32_t> Sorted(const std::set<std::int32_t>& numbers) { return {numbers.begin(), numbers.end()}; }
+
+}  // namespace
+
+TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables)
+    : problem_(problem),
+      tables_(tables),
+      placements_(problem->blocks.size()),
+      groups_(problem->blocks.size() + problem->values.size() + problem->weights.size()),
+      unused_(32),
+      is_stale_(groups_.size(), 1),
+      is_new_(problem->blocks.size(), 0),
+      writer_(problem->values.size(), -1),
+      readers_(problem->values.size()),
+      users_(problem->weights.size()),
+      first_user_(problem->weights.size(), -1),
+      value_rank_(problem->values.size(), 0),
+      weight_rank_(problem->weights.size(), 0),
+      touched_(problem->blocks.size()),
+      touching_(problem->blocks.size()),
+      writers_(problem->blocks.size()),
+      sharers_(problem->blocks.size()),
+      draft_(&problem->machine),
+      turns_(problem->machine.device_count, 0),
+      cuts_(problem->weights.size()) {
+  const auto count = static_cast<std::int32_t>(problem->blocks.size());
+  for (std::int32_t block = 0; block < count; ++block) {
+    std::set<std::int32_t> values;
+    std::set<std::int32_t> weights;
+    for (const NodeData& node : problem->blocks[block].nodes) {
+      for (const Access& output : node.outputs) {
+        if (output.value < 0) continue;
+        writer_[output.value] = block;
+        values.insert(output.value);
+      }
+      for (const Access& operand : node.operands) {
+        if (operand.value >= 0) {
+          std::vector<std::int32_t>& readers = readers_[operand.value];
+          if (readers.empty() || readers.back() != block) readers.push_back(block);
+          values.insert(operand.value);
+        } else if (operand.weight >= 0) {
+          std::vector<std::int32_t>& users = users_[operand.weight];
+          if (users.empty() || users.back() != block) users.push_back(block);
+          if (node.writes_gradient && first_user_[operand.weight] < 0) first_user_[operand.weight] = block;
+          weights.insert(operand.weight);
+        }
+      }
+    }
+    touched_[block].push_back(block);
+    for (const std::int32_t value : values) touched_[block].push_back(ValueGroup(value));
+    for (const std::int32_t weight : weights) touched_[block].push_back(WeightGroup(weight));
+  }
+  std::vector<std::int32_t> values_of(count, 0);
+  std::vector<std::set<std::int32_t>> writers(count);
+  std::vector<std::set<std::int32_t>> sharers(count);
+  std::vector<std::int32_t> by_number(problem->values.size());
+  std::iota(by_number.begin(), by_number.end(), 0);
+  std::sort(by_number.begin(), by_number.end(), [problem](std::int32_t a, std::int32_t b) {
+    return problem->values[a].number < problem->values[b].number;
+  });
+  for (const std::int32_t value : by_number) value_rank_[value] = values_of[writer_[value]]++;
+  for (std::size_t value = 0; value < problem->values.size(); ++value) {
+    Group& group = groups_[ValueGroup(static_cast<std::int32_t>(value))];
+    for (const std::int32_t reader : readers_[value]) {
+      writers[reader].insert(writer_[value]);
+      group.attached.push_back({reader, {}, {}});
+    }
+    group.attached.push_back({writer_[value], {}, {}});
+  }
+  std::vector<std::int32_t> weights_of(count, 0);
+  for (std::size_t weight = 0; weight < problem->weights.size(); ++weight) {
+    weight_rank_[weight] = weights_of[first_user_[weight]]++;
+    Group& group = groups_[WeightGroup(static_cast<std::int32_t>(weight))];
+    for (const std::int32_t user : users_[weight]) {
+      group.attached.push_back({user, {}, {}});
+      sharers[user].insert(users_[weight].begin(), users_[weight].end());
+    }
+  }
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    for (std::size_t i = 0; i < groups_[g].attached.size(); ++i) {
+      touching_[groups_[g].attached[i].block].push_back(
+          {static_cast<std::int32_t>(g), static_cast<std::int32_t>(i)});
+    }
+  }
+  for (std::int32_t block = 0; block < count; ++block) {
+    writers_[block] = Sorted(writers[block]);
+    sharers_[block] = Sorted(sharers[block]);
+    if (values_of[block] >= 1 << kNumberBits || weights_of[block] >= 1 << kNumberBits) {
+      throw std::invalid_argument("a block writes too many values, or reads too many weights");
+    }
+  }
+  if (count >= 1 << kPositionBits || problem->weights.size() >= 1 << kPositionBits) {
+    throw std::invalid_argument("there are too many blocks or weights");
+  }
+  spare_ = groups_;
+}
+
+std::int32_t TaskGraph::ComputeTasks(std::int32_t block) const {
+  const Placement& placement = placements_[block];
+  return static_cast<std::int32_t>(placement.devices.size()) * placement.layout->segments *
+         (problem_->blocks[block].needs_backward ? 2 : 1);
+}
+
+std::int32_t TaskGraph::task_count() const {
+  std::int32_t count = 0;
+  for (const Group& group : groups_) count += group.tasks;
+  return count;
+}
+
+// -- changes ----------------------------------------------------------------------------------------------
+
+void TaskGraph::Place(std::int32_t block, const Placement& placement) {
+  placements_[block] = placement;
   for (const std::int32_t group : touched_[block]) is_stale_[group] = 1;
 }
 
 void TaskGraph::Refresh() {
   for (std::size_t group = 0; group < groups_.size(); ++group) {
-    if (is_stale_[group]) Rebuilt(static_cast<std::int32_t>(group));
+    if (is_stale_[group]) Rebuild(static_cast<std::int32_t>(group));
+    is_stale_[group] = 0;
+  }
+  Keep();
+}
+
+void TaskGraph::Begin(std::int32_t block, const Placement& placement) {
+  changed_ = block;
+  std::swap(replaced_, placements_[block]);
+  placements_[block] = placement;
+}
+
+void TaskGraph::Rebuild(std::int32_t group) {
+  Build(group, &spare_[group]);
+  std::swap(groups_[group], spare_[group]);
+  rebuilt_.push_back(group);
+  if (group < block_count()) {
+    is_new_[group] = 1;
+  } else {
+    Attach(group, groups_[group], spare_[group]);
   }
 }
 
-Group TaskGraph::Rebuilt(std::int32_t group) {
-  is_stale_[group] = 0;
-  return std::exchange(groups_[group], Build(group));
+// Makes the tasks of attached blocks wait for what a group is now and not for what it was. Blocks rebuilt in
+// this change wait for nothing of what it was.
+void TaskGraph::Attach(std::int32_t group, const Group& to, const Group& from) {
+  for (std::size_t i = 0; i < groups_[group].attached.size(); ++i) {
+    const std::int32_t block = to.attached[i].block;
+    const std::int32_t first = groups_[block].first;
+    const std::vector<std::int32_t>& more = to.attached[i].waits;
+    const std::vector<std::int32_t>& less = from.attached[i].waits;
+    for (std::size_t t = 0; t < more.size(); ++t) slots_[first + t].waits += more[t];
+    if (is_new_[block]) continue;
+    for (std::size_t t = 0; t < less.size(); ++t) slots_[first + t].waits -= less[t];
+  }
 }
 
-Group TaskGraph::Build(std::int32_t group) const {
-  const auto blocks = static_cast<std::int32_t>(problem_->blocks.size());
+void TaskGraph::Keep() {
+  for (const std::int32_t group : rebuilt_) {
+    if (group < block_count()) is_new_[group] = 0;
+  }
+  rebuilt_.clear();
+  changed_ = -1;
+}
+
+void TaskGraph::Undo() {
+  for (const std::int32_t group : rebuilt_) {
+    std::swap(groups_[group], spare_[group]);
+    if (group >= block_count()) {
+      // The changed block has its old slots again, which still wait for what the group was.
+      for (std::size_t i = 0; i < groups_[group].attached.size(); ++i) {
+        const std::int32_t block = groups_[group].attached[i].block;
+        if (block == changed_) continue;
+        const std::int32_t first = groups_[block].first;
+        const std::vector<std::int32_t>& more = groups_[group].attached[i].waits;
+        const std::vector<std::int32_t>& less = spare_[group].attached[i].waits;
+        for (std::size_t t = 0; t < more.size(); ++t) slots_[first + t].waits += more[t];
+        for (std::size_t t = 0; t < less.size(); ++t) slots_[first + t].waits -= less[t];
+      }
+    }
+  }
+  if (changed_ >= 0) std::swap(placements_[changed_], replaced_);
+  Keep();
+}
+
+// -- building ---------------------------------------------------------------------------------------------
+
+void TaskGraph::Build(std::int32_t group, Group* built) {
   const auto values = static_cast<std::int32_t>(problem_->values.size());
-  if (group < blocks) return BuildCompute(group);
-  return group < blocks + values ? BuildValue(group - blocks) : BuildWeight(group - blocks - values);
+  draft_.Clear();
+  if (group < block_count()) {
+    BuildCompute(group);
+  } else if (group < block_count() + values) {
+    BuildValue(group - block_count());
+  } else {
+    BuildWeight(group - block_count() - values, built);
+    return;
+  }
+  Install(group, built);
 }
 
-Group TaskGraph::BuildCompute(std::int32_t block) const {
+// Makes room for this many slots.
+void TaskGraph::Reserve(std::int32_t count, Group* group) {
+  if (count <= group->capacity) return;
+  if (group->capacity > 0) unused_[std::bit_width(static_cast<unsigned>(group->capacity)) - 1].push_back(group->first);
+  group->capacity = static_cast<std::int32_t>(std::bit_ceil(static_cast<unsigned>(count)));
+  std::vector<std::int32_t>& unused = unused_[std::bit_width(static_cast<unsigned>(group->capacity)) - 1];
+  if (unused.empty()) {
+    group->first = static_cast<std::int32_t>(slots_.size());
+    slots_.resize(slots_.size() + group->capacity);
+    labels_.resize(slots_.size());
+  } else {
+    group->first = unused.back();
+    unused.pop_back();
+  }
+}
+
+// Turns the draft into slots and rows of successors.
+void TaskGraph::Install(std::int32_t number, Group* built) {
+  built->tasks = draft_.tasks();
+  built->gates = draft_.gates();
+  Reserve(built->size(), built);
+  Slot* own = slots_.data() + built->first;
+  for (std::int32_t i = 0; i < built->tasks; ++i) {
+    own[i] = {draft_.duration_s_[i], Femtoseconds(draft_.duration_s_[i]), draft_.order_[i], draft_.resource_[i],
+              number, 0};
+    labels_[built->first + i] = {draft_.kind_[i], draft_.size_bytes_[i]};
+  }
+  for (std::int32_t i = built->tasks; i < built->size(); ++i) own[i] = {0, 0, 0, Slot::kGate, number, 0};
+  built->successors.begin.assign(built->size() + 1, 0);
+  for (Attachment& attachment : built->attached) {
+    const std::int32_t tasks = ComputeTasks(attachment.block);
+    attachment.successors.begin.assign(tasks + 1, 0);
+    attachment.waits.assign(tasks, 0);
+  }
+  const auto rows_of = [built](Ref from) -> Rows& {
+    return from.part < 0 ? built->successors : built->attached[from.part].successors;
+  };
+  const auto place_of = [built](Ref ref) { return ref.part == Ref::kGate ? built->tasks + ref.task : ref.task; };
+  for (const Draft::Edge& edge : draft_.edges_) {
+    ++rows_of(edge.from).begin[place_of(edge.from) + 1];
+    if (edge.to.part < 0) {
+      ++own[place_of(edge.to)].waits;
+    } else {
+      ++built->attached[edge.to.part].waits[edge.to.task];
+    }
+  }
+  const auto reserve = [](Rows* rows) {
+    for (std::size_t i = 1; i < rows->begin.size(); ++i) rows->begin[i] += rows->begin[i - 1];
+    rows->items.resize(rows->begin.back());
+  };
+  reserve(&built->successors);
+  for (Attachment& attachment : built->attached) reserve(&attachment.successors);
+  for (const Draft::Edge& edge : draft_.edges_) {
+    Rows& rows = rows_of(edge.from);
+    const std::int32_t base = edge.to.part < 0 ? built->first : groups_[built->attached[edge.to.part].block].first;
+    rows.items[rows.begin[place_of(edge.from)]++] = base + place_of(edge.to);
+  }
+  // Filling moved every row's begin to its end, which is the next row's begin.
+  const auto shift_back = [](Rows* rows) {
+    for (std::size_t i = rows->begin.size() - 1; i > 0; --i) rows->begin[i] = rows->begin[i - 1];
+    rows->begin[0] = 0;
+  };
+  shift_back(&built->successors);
+  for (Attachment& attachment : built->attached) shift_back(&attachment.successors);
+}
+
+void TaskGraph::BuildCompute(std::int32_t block) {
   const Placement& placement = placements_[block];
   const Layout& layout = *placement.layout;
   const MachineData& machine = problem_->machine;
   const bool has_backward = problem_->blocks[block].needs_backward;
-  const std::int64_t back_position = static_cast<std::int64_t>(problem_->blocks.size()) - 1 - block;
+  const std::int64_t back_position = static_cast<std::int64_t>(block_count()) - 1 - block;
   const std::int32_t last = layout.segments - 1;
-  const auto tasks = static_cast<std::int32_t>(placement.devices.size());
-  GroupBuilder builder(machine, block);
+  const auto places = static_cast<std::int32_t>(placement.devices.size());
   for (const bool backward : {false, true}) {
     if (backward && !has_backward) break;
+    const std::vector<double>& seconds = backward ? layout.backward_s : layout.forward_s;
     for (std::int32_t segment = 0; segment < layout.segments; ++segment) {
-      for (std::int32_t pc = 0; pc < tasks; ++pc) {
+      const TaskOrder order = backward ? Order(kBackwardPass, back_position, kComputeClass, last - segment, 0)
+                                       : Order(kForwardPass, block, kComputeClass, segment, 0);
+      for (std::int32_t pc = 0; pc < places; ++pc) {
         const std::int32_t device = placement.devices[pc];
         const std::int32_t shard = pc / placement.copies;
-        const std::int32_t copy = pc % placement.copies;
         const std::size_t cost = (machine.kind[device] * layout.segments + segment) * layout.parts + shard;
+        const Ref task = draft_.Add(backward ? TaskKind::kBackward : TaskKind::kForward, device, seconds[cost], 0,
+                                    order + static_cast<TaskOrder>(pc));
         if (backward) {
-          const TaskRef task = builder.Add(
-              TaskKind::kBackward, device, layout.backward_s[cost], 0,
-              Order(kBackwardPass, back_position, kComputeClass, last - segment, 0, shard, copy));
-          builder.Wait(task, segment == last ? Forward(block, last, pc) : Backward(block, segment + 1, pc));
-        } else {
-          const TaskRef task = builder.Add(TaskKind::kForward, device, layout.forward_s[cost], 0,
-                                           Order(kForwardPass, block, kComputeClass, segment, 0, shard, copy));
-          if (segment > 0) builder.Wait(task, Forward(block, segment - 1, pc));
+          draft_.Wait(task, {Ref::kOwn, segment == last ? ForwardPlace(block, last, pc)
+                                                        : BackwardPlace(block, segment + 1, pc)});
+        } else if (segment > 0) {
+          draft_.Wait(task, {Ref::kOwn, ForwardPlace(block, segment - 1, pc)});
         }
       }
     }
   }
-  std::int64_t number = 0;
+  if (layout.seams.empty()) return;
+  const bool has_classes = placement.copies == 1 && IsSpread(placement);
+  TaskOrder forward_order = 0;
+  TaskOrder backward_order = 0;
   for (std::size_t s = 0; s < layout.seams.size(); ++s) {
     const SeamData& seam = layout.seams[s];
-    number = s > 0 && layout.seams[s - 1].segment == seam.segment ? number + 1 : 0;
-    const Alike& behind = layout.alike[seam.alike];
-    std::vector<std::vector<std::int32_t>> devices;
-    std::vector<Source> sources;
-    for (const std::vector<std::int32_t>& shards : behind) devices.push_back(DevicesOfAll(placement, shards));
-    for (std::size_t i = 0; i < behind.size(); ++i) {
-      sources.push_back({seam.summands[i], &seam.boxes[behind[i][0]], devices[i]});
+    if (s == 0 || layout.seams[s - 1].segment != seam.segment) {
+      forward_order = Order(kForwardPass, block, kSeamClass, seam.segment, 0);
+      backward_order = Order(kBackwardPass, back_position, kSeamClass, last - seam.segment, 0);
     }
-    std::set<std::pair<std::int32_t, BoxBounds>> wanted;
-    for (std::int32_t pc = 0; pc < tasks; ++pc) {
-      wanted.emplace(placement.devices[pc], seam.boxes[pc / placement.copies]);
-    }
-    std::vector<Sink> sinks;
-    for (const auto& [device, box] : wanted) sinks.push_back({&box, device});
-    const Exchange exchange = MakeExchange(machine, sources, sinks);
     for (const bool backward : {false, true}) {
       if (backward && !(seam.is_mutual && has_backward)) break;
-      // The tasks of some shards, on one device, in one segment.
-      const auto on = [&](const std::vector<std::int32_t>& shards, std::int32_t device, std::int32_t segment) {
-        std::vector<TaskRef> found;
-        for (const std::int32_t shard : shards) {
-          for (std::int32_t copy = 0; copy < placement.copies; ++copy) {
-            const std::int32_t pc = shard * placement.copies + copy;
-            if (placement.devices[pc] != device) continue;
-            found.push_back(backward ? Backward(block, segment, pc) : Forward(block, segment, pc));
-          }
-        }
-        return found;
-      };
-      const auto gives = [&](std::int32_t source, std::int32_t device) {
-        return on(behind[source], device, seam.segment + (backward ? 1 : 0));
-      };
-      const auto takes = [&](std::int32_t sink) {
-        std::vector<TaskRef> found;
-        for (std::size_t i = 0; i < behind.size(); ++i) {
-          if (!Intersection(*sources[i].box, *sinks[sink].box)) continue;
-          const std::vector<TaskRef> more =
-              on(behind[i], sinks[sink].device, seam.segment + (backward ? 0 : 1));
-          found.insert(found.end(), more.begin(), more.end());
-        }
-        return found;
-      };
-      const TaskOrder order =
-          backward ? Order(kBackwardPass, back_position, kSeamClass, last - seam.segment, number, 0, 0)
-                   : Order(kForwardPass, block, kSeamClass, seam.segment, number, 0, 0);
-      builder.AddExchange(exchange, sinks, seam.item_bytes, gives, takes, order);
+      TaskOrder* order = backward ? &backward_order : &forward_order;
+      if (has_classes && seam.classes.count() > 0) {
+        AddSeamInClasses(block, seam, backward, order);
+      } else {
+        AddSeam(block, seam, backward, order);
+      }
     }
   }
-  return builder.Finished({}, [](std::int32_t) { return 0; });
 }
 
-void TaskGraph::CollectReadings(std::int32_t block, std::int32_t subject, const std::vector<Port>& ports,
-                                std::vector<Reading>* readings) const {
+void TaskGraph::AddSeamInClasses(std::int32_t block, const SeamData& seam, bool backward, TaskOrder* order) {
   const Placement& placement = placements_[block];
-  for (const Port& port : ports) {
-    if (port.subject != subject || !port.gives_gradient) continue;
-    for (const std::vector<std::int32_t>& shards : placement.layout->alike[port.alike]) {
-      const std::int32_t box = port.boxes[shards[0]];
-      if (box == BoxTable::kNone) continue;
-      readings->push_back({block, port.segment, &shards, box, DevicesOfAll(placement, shards)});
+  // Moves come in the order of their first devices.
+  std::vector<std::pair<std::int32_t, std::int32_t>>& rows = seam_rows_;
+  rows.clear();
+  for (std::int32_t row = 0; row < seam.classes.count(); ++row) {
+    if (seam.classes[row].size() < 2) continue;
+    std::int32_t least = problem_->machine.device_count;
+    for (const std::int32_t shard : seam.classes[row]) least = std::min(least, placement.devices[shard]);
+    rows.emplace_back(least, row);
+  }
+  std::sort(rows.begin(), rows.end());
+  for (const auto& [least, row] : rows) {
+    distinct_.clear();
+    for (const std::int32_t shard : seam.classes[row]) distinct_.push_back(placement.devices[shard]);
+    std::sort(distinct_.begin(), distinct_.end());
+    const std::int64_t size_bytes = Volume(seam.boxes[seam.classes[row][0]]) * seam.item_bytes;
+    const auto [enter, leave] = draft_.AddMove(Pattern::kAllReduce, distinct_, size_bytes, order);
+    for (const std::int32_t shard : seam.classes[row]) {
+      const std::int32_t before =
+          backward ? BackwardPlace(block, seam.segment + 1, shard) : ForwardPlace(block, seam.segment, shard);
+      const std::int32_t then =
+          backward ? BackwardPlace(block, seam.segment, shard) : ForwardPlace(block, seam.segment + 1, shard);
+      draft_.Wait(enter, {Ref::kOwn, before});
+      draft_.Wait({Ref::kOwn, then}, leave);
     }
   }
 }
 
-Group TaskGraph::BuildValue(std::int32_t value) const {
-  const std::int32_t writer = writer_[value];
+void TaskGraph::AddSeam(std::int32_t block, const SeamData& seam, bool backward, TaskOrder* order) {
+  const Placement& placement = placements_[block];
+  const Alike& behind = placement.layout->alike[seam.alike];
+  Rows devices;
+  for (std::int32_t i = 0; i < behind.count(); ++i) AppendDevices(placement, behind[i], &devices);
+  std::vector<Source> sources;
+  for (std::int32_t i = 0; i < behind.count(); ++i) {
+    sources.push_back({seam.summands[i], &seam.boxes[behind[i][0]], devices[i]});
+  }
+  std::set<std::pair<std::int32_t, BoxBounds>> wanted;
+  for (std::size_t pc = 0; pc < placement.devices.size(); ++pc) {
+    wanted.emplace(placement.devices[pc], seam.boxes[pc / placement.copies]);
+  }
+  std::vector<Sink> sinks;
+  for (const auto& [device, box] : wanted) sinks.push_back({&box, device});
+  // The tasks of some shards, on one device, in one segment.
+  const auto on = [&](std::span<const std::int32_t> shards, std::int32_t device, std::int32_t segment) {
+    std::vector<Ref> found;
+    ForEachOn(placement, shards, device, [&](std::int32_t pc) {
+      found.push_back({Ref::kOwn, backward ? BackwardPlace(block, segment, pc) : ForwardPlace(block, segment, pc)});
+    });
+    return found;
+  };
+  const auto gives = [&](std::int32_t source, std::int32_t device) {
+    return on(behind[source], device, seam.segment + (backward ? 1 : 0));
+  };
+  const auto takes = [&](std::int32_t sink) {
+    std::vector<Ref> found;
+    for (std::int32_t i = 0; i < behind.count(); ++i) {
+      if (!Intersection(*sources[i].box, *sinks[sink].box)) continue;
+      const std::vector<Ref> more = on(behind[i], sinks[sink].device, seam.segment + (backward ? 0 : 1));
+      found.insert(found.end(), more.begin(), more.end());
+    }
+    return found;
+  };
+  draft_.AddExchange(MakeExchange(problem_->machine, sources, sinks), sinks, seam.item_bytes, gives, takes, order);
+}
+
+void TaskGraph::BuildValue(std::int32_t value) {
   const Written* written = nullptr;
-  for (const Written& each : placements_[writer].layout->written) {
+  for (const Written& each : placements_[writer_[value]].layout->written) {
     if (each.port.subject == value) written = &each;
   }
-  GroupBuilder builder(problem_->machine, ValueGroup(value));
-  AddForward(value, *written, &builder);
-  if (problem_->values[value].is_differentiable) AddBackward(value, *written, &builder);
-  std::vector<std::int32_t> blocks = readers_[value];
-  blocks.push_back(writer);
-  return builder.Finished(blocks, [this](std::int32_t block) { return ComputeTasks(block); });
+  AddForward(value, *written);
+  if (problem_->values[value].is_differentiable) AddBackward(value, *written);
 }
 
-void TaskGraph::AddForward(std::int32_t value, const Written& written, GroupBuilder* builder) const {
+void TaskGraph::AddForward(std::int32_t value, const Written& written) {
   const ValueData& data = problem_->values[value];
   const MachineData& machine = problem_->machine;
   BoxTable& table = tables_->values[value];
   const std::int32_t writer = writer_[value];
+  const std::vector<std::int32_t>& readers = readers_[value];
   const Placement& from = placements_[writer];
-  std::vector<std::vector<std::int32_t>> holders;
-  bool has_copies = false;
-  for (const Held& held : written.held) {
-    holders.push_back(DevicesOfAll(from, held.shards));
-    has_copies = has_copies || holders.back().size() > 1;
+  const auto of_writer = static_cast<std::int32_t>(readers.size());
+  Clear(&holders_);
+  for (std::int32_t entry = 0; entry < written.shards.count(); ++entry) {
+    AppendDevices(from, written.shards[entry], &holders_);
   }
-  std::vector<std::int32_t> turns(machine.device_count, 0);
-  if (has_copies) {
-    std::vector<std::int32_t> wanting;
-    for (const std::int32_t reader : readers_[value]) {
+  if (holders_.items.size() != static_cast<std::size_t>(holders_.count())) {
+    std::fill(turns_.begin(), turns_.end(), 0);
+    for (const std::int32_t reader : readers) {
       const Placement& to = placements_[reader];
       for (const Port& port : to.layout->read) {
         if (port.subject != value) continue;
         for (std::size_t pc = 0; pc < to.devices.size(); ++pc) {
-          if (port.boxes[pc / to.copies] != BoxTable::kNone) wanting.push_back(to.devices[pc]);
+          if (port.boxes[pc / to.copies] != BoxTable::kNone) turns_[to.devices[pc]] = 1;
         }
       }
     }
-    turns = Turns(std::move(wanting), machine.device_count);
+    RankTurns(&turns_);
   }
-  std::vector<Part> parts;
-  for (const std::int32_t reader : readers_[value]) {
+  const auto givers = [&](std::int32_t source, std::int32_t device, const auto& visit) {
+    ForEachOn(from, written.shards[source], device, [&](std::int32_t pc) {
+      visit(Ref{of_writer, ForwardPlace(writer, written.port.segment, pc)});
+    });
+  };
+  parts_.clear();
+  for (std::size_t r = 0; r < readers.size(); ++r) {
+    const std::int32_t reader = readers[r];
     const Placement& to = placements_[reader];
     for (const Port& port : to.layout->read) {
       if (port.subject != value) continue;
       for (std::int32_t shard = 0; shard < to.layout->parts; ++shard) {
         const std::int32_t box = port.boxes[shard];
         if (box == BoxTable::kNone) continue;
-        // The table may grow while overlaps are numbered, so the bounds are copied.
-        const std::vector<std::int64_t> bounds(table.Bounds(box).begin(), table.Bounds(box).end());
-        written.ForEachUnder(bounds, [&](std::int32_t source) {
-          const std::vector<std::int32_t>& devices = holders[source];
+        written.ForEachUnder(table.Bounds(box), [&](std::int32_t source, std::int64_t volume) {
+          const std::span<const std::int32_t> devices = holders_[source];
           for (std::int32_t copy = 0; copy < to.copies; ++copy) {
             const std::int32_t pc = shard * to.copies + copy;
             const std::int32_t device = to.devices[pc];
-            const TaskRef task = Forward(reader, port.segment, pc);
+            const Ref task = {static_cast<std::int32_t>(r), ForwardPlace(reader, port.segment, pc)};
             if (Holds(devices, device)) {
-              ForEachOn(from, written.held[source].shards, device, [&](std::int32_t giver) {
-                builder->Wait(task, Forward(writer, written.port.segment, giver));
-              });
+              givers(source, device, [&](Ref before) { draft_.Wait(task, before); });
               continue;
             }
-            const std::int32_t giver = Nearest(machine, devices, device, turns[device]);
-            parts.push_back({giver, device, table.Overlap(written.held[source].box, box), box, source, task});
+            const std::int32_t giver = Nearest(machine, devices, device, turns_[device]);
+            parts_.push_back({giver, device, written.box[source], box, source, task, volume});
           }
         });
       }
     }
   }
-  builder->AddParts(
-      &parts, table, data.item_bytes,
-      [&](std::int32_t source, std::int32_t device, const auto& visit) {
-        ForEachOn(from, written.held[source].shards, device, [&](std::int32_t giver) {
-          visit(Forward(writer, written.port.segment, giver));
-        });
-      },
-      [&](const std::vector<std::int32_t>& sources) {
-        for (std::size_t i = 0; i < sources.size(); ++i) {
-          for (std::size_t j = 0; j < i; ++j) {
-            const Held& a = written.held[sources[i]];
-            const Held& b = written.held[sources[j]];
-            if (a.summand != b.summand && a.box == b.box) return true;
-          }
-        }
-        return false;
-      },
-      Order(kForwardPass, writer, kValueClass, data.number, 0, 0, 0));
+  const auto adds = [&](const std::vector<std::int32_t>& sources) {
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      for (std::size_t j = 0; j < i; ++j) {
+        const std::int32_t a = sources[i];
+        const std::int32_t b = sources[j];
+        if (written.summand[a] != written.summand[b] && written.box[a] == written.box[b]) return true;
+      }
+    }
+    return false;
+  };
+  TaskOrder order = Order(kForwardPass, writer, kValueClass, value_rank_[value], 0);
+  draft_.AddParts(&parts_, &table, data.item_bytes, givers, adds, &order);
 }
 
-void TaskGraph::AddBackward(std::int32_t value, const Written& written, GroupBuilder* builder) const {
+// Adds what a block's ports of one kind read of a value or weight, and compute the gradient of; where they
+// run goes to `holders_`.
+void TaskGraph::CollectReadings(std::int32_t attachment, std::int32_t block, std::int32_t subject,
+                                const std::vector<Port>& ports) {
+  const Placement& placement = placements_[block];
+  for (const Port& port : ports) {
+    if (port.subject != subject || !port.gives_gradient) continue;
+    const Alike& alike = placement.layout->alike[port.alike];
+    for (std::int32_t i = 0; i < alike.count(); ++i) {
+      const std::int32_t box = port.boxes[alike[i][0]];
+      if (box == BoxTable::kNone) continue;
+      readings_.push_back({attachment, block, port.segment, alike[i], box});
+      AppendDevices(placement, alike[i], &holders_);
+    }
+  }
+}
+
+void TaskGraph::AddBackward(std::int32_t value, const Written& written) {
   const ValueData& data = problem_->values[value];
   const MachineData& machine = problem_->machine;
   BoxTable& table = tables_->values[value];
   const std::int32_t writer = writer_[value];
+  const std::vector<std::int32_t>& readers = readers_[value];
   const Placement& to = placements_[writer];
-  std::vector<Reading> readings;
-  for (const std::int32_t reader : readers_[value]) {
-    CollectReadings(reader, value, placements_[reader].layout->read, &readings);
+  const auto of_writer = static_cast<std::int32_t>(readers.size());
+  readings_.clear();
+  Clear(&holders_);
+  for (std::size_t r = 0; r < readers.size(); ++r) {
+    CollectReadings(static_cast<std::int32_t>(r), readers[r], value, placements_[readers[r]].layout->read);
   }
-  const std::vector<std::int32_t> turns = Turns(to.devices, machine.device_count);
-  const auto givers = [this](const Reading& reading, std::int32_t device, const auto& visit) {
-    ForEachOn(placements_[reading.block], *reading.shards, device, [&](std::int32_t pc) {
-      visit(Backward(reading.block, reading.segment, pc));
+  if (holders_.items.size() != readings_.size()) {
+    std::fill(turns_.begin(), turns_.end(), 0);
+    for (const std::int32_t device : to.devices) turns_[device] = 1;
+    RankTurns(&turns_);
+  }
+  const auto givers = [&](std::int32_t source, std::int32_t device, const auto& visit) {
+    const Reading& reading = readings_[source];
+    ForEachOn(placements_[reading.block], reading.shards, device, [&](std::int32_t pc) {
+      visit(Ref{reading.attachment, BackwardPlace(reading.block, reading.segment, pc)});
     });
   };
-  std::vector<Part> parts;
-  for (std::size_t i = 0; i < readings.size(); ++i) {
-    const Reading& reading = readings[i];
-    const std::vector<std::int64_t> bounds(table.Bounds(reading.box).begin(), table.Bounds(reading.box).end());
-    written.ForEachUnder(bounds, [&](std::int32_t entry) {
-      const Held& held = written.held[entry];
-      for (const std::int32_t shard : held.shards) {
+  parts_.clear();
+  for (std::size_t i = 0; i < readings_.size(); ++i) {
+    const Reading& reading = readings_[i];
+    const auto source = static_cast<std::int32_t>(i);
+    const std::span<const std::int32_t> devices = holders_[source];
+    written.ForEachUnder(table.Bounds(reading.box), [&](std::int32_t entry, std::int64_t volume) {
+      for (const std::int32_t shard : written.shards[entry]) {
         for (std::int32_t copy = 0; copy < to.copies; ++copy) {
           const std::int32_t pc = shard * to.copies + copy;
           const std::int32_t device = to.devices[pc];
-          const TaskRef task = Backward(writer, written.port.segment, pc);
-          if (Holds(reading.devices, device)) {
-            givers(reading, device, [&](TaskRef before) { builder->Wait(task, before); });
+          const Ref task = {of_writer, BackwardPlace(writer, written.port.segment, pc)};
+          if (Holds(devices, device)) {
+            givers(source, device, [&](Ref before) { draft_.Wait(task, before); });
             continue;
           }
-          const std::int32_t giver = Nearest(machine, reading.devices, device, turns[device]);
-          const std::int32_t overlap = table.Overlap(held.box, reading.box);
-          parts.push_back({giver, device, overlap, held.box, static_cast<std::int32_t>(i), task});
+          const std::int32_t giver = Nearest(machine, devices, device, turns_[device]);
+          parts_.push_back({giver, device, reading.box, written.box[entry], source, task, volume});
         }
       }
     });
   }
-  builder->AddParts(
-      &parts, table, data.item_bytes,
-      [&](std::int32_t source, std::int32_t device, const auto& visit) { givers(readings[source], device, visit); },
-      [&](const std::vector<std::int32_t>& sources) {
-        for (std::size_t i = 0; i < sources.size(); ++i) {
-          for (std::size_t j = 0; j < i; ++j) {
-            if (table.Overlaps(readings[sources[i]].box, readings[sources[j]].box)) return true;
-          }
-        }
-        return false;
-      },
-      Order(kBackwardPass, static_cast<std::int64_t>(problem_->blocks.size()) - 1 - writer, kValueClass,
-            data.number, 0, 0, 0));
+  const auto adds = [&](const std::vector<std::int32_t>& sources) {
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      for (std::size_t j = 0; j < i; ++j) {
+        if (table.Overlaps(readings_[sources[i]].box, readings_[sources[j]].box)) return true;
+      }
+    }
+    return false;
+  };
+  TaskOrder order = Order(kBackwardPass, block_count() - 1 - writer, kValueClass, value_rank_[value], 0);
+  draft_.AddParts(&parts_, &table, data.item_bytes, givers, adds, &order);
 }
 
-Group TaskGraph::BuildWeight(std::int32_t weight) const {
-  const WeightData& data = problem_->weights[weight];
-  const MachineData& machine = problem_->machine;
-  const BoxTable& table = tables_->weights[weight];
-  std::vector<Reading> readings;
-  for (const std::int32_t user : users_[weight]) {
-    CollectReadings(user, weight, placements_[user].layout->weights, &readings);
-  }
-  std::vector<std::int32_t> boxes;
-  for (const Reading& reading : readings) boxes.push_back(reading.box);
-  std::sort(boxes.begin(), boxes.end());
-  boxes.erase(std::unique(boxes.begin(), boxes.end()), boxes.end());
-  std::sort(boxes.begin(), boxes.end(), [&table](std::int32_t a, std::int32_t b) { return table.Less(a, b); });
-  std::vector<BoxBounds> pieces;
-  bool is_cut = false;
-  for (std::size_t i = 0; i < boxes.size() && !is_cut; ++i) {
-    for (std::size_t j = 0; j < i && !is_cut; ++j) is_cut = table.Overlaps(boxes[i], boxes[j]);
-  }
-  std::set<BoxBounds> whole;
-  for (const std::int32_t box : boxes) {
-    const BoxBounds bounds(table.Bounds(box).begin(), table.Bounds(box).end());
-    pieces.push_back(bounds);
-    if (is_cut) whole.insert(bounds);
-  }
-  if (is_cut) pieces = Pieces(whole);
+// -- weights ----------------------------------------------------------------------------------------------
 
-  GroupBuilder builder(machine, WeightGroup(weight));
-  const std::int64_t last = static_cast<std::int64_t>(problem_->blocks.size()) - 1 - readings.front().block;
-  std::vector<std::vector<const Reading*>> givers(pieces.size());
-  std::vector<std::vector<std::int32_t>> holders(pieces.size());
-  std::vector<std::int64_t> held(machine.device_count, 0);  // bytes
-  std::vector<std::int32_t> place(is_cut || boxes.empty() ? 0 : *std::max_element(boxes.begin(), boxes.end()) + 1, 0);
-  if (!is_cut) {
-    for (std::size_t p = 0; p < boxes.size(); ++p) place[boxes[p]] = static_cast<std::int32_t>(p);
+bool TaskGraph::IsPlain(std::int32_t weight) const {
+  for (const std::int32_t user : users_[weight]) {
+    const Placement& placement = placements_[user];
+    if (placement.copies > 1) return false;
+    for (const Port& port : placement.layout->weights) {
+      if (port.subject != weight || !port.gives_gradient) continue;
+      const Alike& alike = placement.layout->alike[port.alike];
+      if (alike.items.size() != static_cast<std::size_t>(alike.count())) return false;
+    }
   }
-  for (const Reading& reading : readings) {
-    if (!is_cut) {
-      givers[place[reading.box]].push_back(&reading);
+  return true;
+}
+
+void TaskGraph::BuildWeight(std::int32_t weight, Group* built) {
+  built->gradients.is_used = IsPlain(weight);
+  if (built->gradients.is_used) {
+    AddPlainGradients(weight, built);
+    return;
+  }
+  AddGradients(weight, built);
+  Install(WeightGroup(weight), built);
+  for (std::int32_t& slot : built->update_of_device) slot = slot < 0 ? -1 : built->first + slot;
+}
+
+// The pieces of boxes cut at each other's borders, so that any two are equal or apart.
+const TaskGraph::Cut& TaskGraph::CutOf(std::int32_t weight, const std::vector<std::int32_t>& boxes) {
+  std::uint64_t hash = 0x9e3779b97f4a7c15;
+  for (const std::int32_t box : boxes) {
+    hash = (hash ^ static_cast<std::uint64_t>(box)) * 0xff51afd7ed558ccd;
+    hash ^= hash >> 32;
+  }
+  auto& known = cuts_[weight];
+  const auto found = known.find(hash);
+  if (found != known.end() && found->second.first == boxes) return found->second.second;
+  if (known.size() >= kMostCuts) known.clear();
+
+  const BoxTable& table = tables_->weights[weight];
+  const auto rank = static_cast<std::size_t>(problem_->weights[weight].rank);
+  std::vector<std::vector<std::int64_t>> edges(rank);
+  for (std::size_t axis = 0; axis < rank; ++axis) {
+    for (const std::int32_t box : boxes) {
+      edges[axis].push_back(table.Bounds(box)[2 * axis]);
+      edges[axis].push_back(table.Bounds(box)[2 * axis + 1]);
+    }
+    std::sort(edges[axis].begin(), edges[axis].end());
+    edges[axis].erase(std::unique(edges[axis].begin(), edges[axis].end()), edges[axis].end());
+  }
+  std::int64_t atoms = 1;
+  for (const std::vector<std::int64_t>& each : edges) atoms *= static_cast<std::int64_t>(each.size()) - 1;
+  // Every atom of the grid of edges, by the boxes that cover it.
+  std::vector<std::vector<std::int32_t>> covered(boxes.size());
+  std::vector<std::int32_t> covers(atoms, 0);
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    const auto bounds = table.Bounds(boxes[i]);
+    std::vector<std::int32_t> inside = {0};
+    for (std::size_t axis = 0; axis < rank; ++axis) {
+      const auto at = [&](std::int64_t edge) {
+        return static_cast<std::int32_t>(std::lower_bound(edges[axis].begin(), edges[axis].end(), edge) -
+                                         edges[axis].begin());
+      };
+      std::vector<std::int32_t> longer;
+      for (const std::int32_t prefix : inside) {
+        for (std::int32_t cell = at(bounds[2 * axis]); cell < at(bounds[2 * axis + 1]); ++cell) {
+          longer.push_back(prefix * (static_cast<std::int32_t>(edges[axis].size()) - 1) + cell);
+        }
+      }
+      inside = std::move(longer);
+    }
+    for (const std::int32_t atom : inside) ++covers[atom];
+    covered[i] = std::move(inside);
+  }
+  const bool is_apart = std::all_of(covers.begin(), covers.end(), [](std::int32_t count) { return count < 2; });
+  Cut cut;
+  if (is_apart) {
+    std::vector<std::int32_t> sorted = boxes;
+    std::sort(sorted.begin(), sorted.end(), [&table](std::int32_t a, std::int32_t b) { return table.Less(a, b); });
+    for (const std::int32_t box : sorted) {
+      cut.pieces.emplace_back(table.Bounds(box).begin(), table.Bounds(box).end());
+      cut.volumes.push_back(table.Volume(box));
+    }
+    for (const std::int32_t box : boxes) {
+      const auto piece = static_cast<std::int32_t>(std::find(sorted.begin(), sorted.end(), box) - sorted.begin());
+      cut.of_box.Append({&piece, 1});
+    }
+  } else {
+    std::vector<std::int32_t> piece_of(atoms, -1);
+    for (std::int64_t atom = 0; atom < atoms; ++atom) {
+      if (covers[atom] == 0) continue;
+      piece_of[atom] = static_cast<std::int32_t>(cut.pieces.size());
+      BoxBounds bounds(2 * rank);
+      std::int64_t rest = atom;
+      for (std::size_t axis = rank; axis-- > 0;) {
+        const auto cells = static_cast<std::int64_t>(edges[axis].size()) - 1;
+        bounds[2 * axis] = edges[axis][rest % cells];
+        bounds[2 * axis + 1] = edges[axis][rest % cells + 1];
+        rest /= cells;
+      }
+      cut.volumes.push_back(Volume(bounds));
+      cut.pieces.push_back(std::move(bounds));
+    }
+    for (std::vector<std::int32_t>& row : covered) {
+      for (std::int32_t& atom : row) atom = piece_of[atom];
+      cut.of_box.Append(row);
+    }
+  }
+  auto& kept = known[hash];
+  kept = {boxes, std::move(cut)};
+  return kept.second;
+}
+
+void TaskGraph::AddUpdates(std::int32_t weight, const std::vector<std::int64_t>& held_bytes, Group* built) {
+  const MachineData& machine = problem_->machine;
+  built->update_of_device.assign(machine.device_count, -1);
+  for (std::int32_t device = 0; device < machine.device_count; ++device) {
+    if (held_bytes[device] == 0) continue;
+    const std::int32_t kind = machine.kind[device];
+    const double traffic = static_cast<double>(held_bytes[device]) * machine.update_bytes_per_byte;
+    const double seconds = std::max(machine.launch_s[kind], traffic / machine.memory_bytes_per_s[kind]);
+    const TaskOrder order = Order(kUpdatePass, weight, kComputeClass, 0, device);
+    built->update_of_device[device] = draft_.Add(TaskKind::kUpdate, device, seconds, 0, order).task;
+  }
+}
+
+void TaskGraph::AddPlainGradients(std::int32_t weight, Group* built) {
+  const std::int32_t devices = problem_->machine.device_count;
+  const auto words = static_cast<std::size_t>(devices + 63) / 64;
+  const auto for_each_reading = [&](const auto& visit) {
+    for (const std::int32_t user : users_[weight]) {
+      const Placement& placement = placements_[user];
+      for (const Port& port : placement.layout->weights) {
+        if (port.subject != weight || !port.gives_gradient) continue;
+        for (std::int32_t shard = 0; shard < placement.layout->parts; ++shard) {
+          if (port.boxes[shard] != BoxTable::kNone) visit(port.boxes[shard], placement.devices[shard]);
+        }
+      }
+    }
+  };
+  GradientTargets& gradients = built->gradients;
+  gradients.row_of_box.resize(std::max(gradients.row_of_box.size(), tables_->weights[weight].size()));
+  is_listed_.resize(std::max(is_listed_.size(), gradients.row_of_box.size()), 0);
+  distinct_.clear();
+  for_each_reading([&](std::int32_t box, std::int32_t) {
+    if (!is_listed_[box]) distinct_.push_back(box);
+    is_listed_[box] = 1;
+  });
+  for (const std::int32_t box : distinct_) is_listed_[box] = 0;
+  std::sort(distinct_.begin(), distinct_.end());
+  const Cut& cut = CutOf(weight, distinct_);
+  for (std::size_t i = 0; i < distinct_.size(); ++i) gradients.row_of_box[distinct_[i]] = static_cast<std::int32_t>(i);
+
+  const std::size_t pieces = cut.volumes.size();
+  counts_.assign(pieces, 0);
+  holding_.assign(pieces * words, 0);
+  for_each_reading([&](std::int32_t box, std::int32_t device) {
+    for (const std::int32_t piece : cut.of_box[gradients.row_of_box[box]]) {
+      ++counts_[piece];
+      holding_[piece * words + device / 64] |= std::uint64_t{1} << (device % 64);
+    }
+  });
+  const std::int64_t item_bytes = problem_->weights[weight].item_bytes;
+  const auto for_each_holder = [&](std::size_t piece, const auto& visit) {
+    for (std::size_t word = 0; word < words; ++word) {
+      for (std::uint64_t left = holding_[piece * words + word]; left != 0; left &= left - 1) {
+        visit(static_cast<std::int32_t>(64 * word) + std::countr_zero(left));
+      }
+    }
+  };
+  held_bytes_.assign(devices, 0);
+  for (std::size_t piece = 0; piece < pieces; ++piece) {
+    for_each_holder(piece, [&](std::int32_t device) { held_bytes_[device] += cut.volumes[piece] * item_bytes; });
+  }
+  AddUpdates(weight, held_bytes_, built);
+  // Where the gradient of a piece goes: to the gate of its all-reduce, or to its one holder's update.
+  TaskOrder order = Order(kBackwardPass, block_count() - 1 - first_user_[weight], kWeightClass, weight_rank_[weight], 0);
+  targets_.clear();
+  for (std::size_t piece = 0; piece < pieces; ++piece) {
+    ring_.clear();
+    for_each_holder(piece, [&](std::int32_t device) { ring_.push_back(device); });
+    if (ring_.size() == 1) {
+      targets_.push_back({Ref::kOwn, built->update_of_device[ring_[0]]});
       continue;
     }
-    const BoxBounds bounds(table.Bounds(reading.box).begin(), table.Bounds(reading.box).end());
-    for (std::size_t p = 0; p < pieces.size(); ++p) {
-      if (Intersection(bounds, pieces[p]) == pieces[p]) givers[p].push_back(&reading);
+    const auto [enter, leave] = draft_.AddMove(Pattern::kAllReduce, ring_, cut.volumes[piece] * item_bytes, &order);
+    for (const std::int32_t device : ring_) draft_.Wait({Ref::kOwn, built->update_of_device[device]}, leave);
+    targets_.push_back(enter);
+  }
+  Install(WeightGroup(weight), built);
+  for (std::int32_t& slot : built->update_of_device) slot = slot < 0 ? -1 : built->first + slot;
+  Clear(&gradients.rows);
+  for (std::size_t i = 0; i < distinct_.size(); ++i) {
+    for (const std::int32_t piece : cut.of_box[static_cast<std::int32_t>(i)]) {
+      const Ref target = targets_[piece];
+      gradients.rows.items.push_back(built->first + target.task + (target.part == Ref::kGate ? built->tasks : 0));
+    }
+    gradients.rows.begin.push_back(static_cast<std::int32_t>(gradients.rows.items.size()));
+  }
+  for (std::size_t piece = 0; piece < pieces; ++piece) {
+    const Ref target = targets_[piece];
+    const std::int32_t slot = built->first + target.task + (target.part == Ref::kGate ? built->tasks : 0);
+    slots_[slot].waits += counts_[piece];
+  }
+  // What an attachment would say is said by the rows.
+  for (Attachment& attachment : built->attached) {
+    Clear(&attachment.successors);
+    attachment.waits.clear();
+  }
+}
+
+void TaskGraph::AddGradients(std::int32_t weight, Group* built) {
+  const MachineData& machine = problem_->machine;
+  readings_.clear();
+  Clear(&holders_);
+  for (std::size_t u = 0; u < users_[weight].size(); ++u) {
+    const std::int32_t user = users_[weight][u];
+    CollectReadings(static_cast<std::int32_t>(u), user, weight, placements_[user].layout->weights);
+  }
+  std::vector<std::int32_t> boxes;
+  for (const Reading& reading : readings_) boxes.push_back(reading.box);
+  std::sort(boxes.begin(), boxes.end());
+  boxes.erase(std::unique(boxes.begin(), boxes.end()), boxes.end());
+  const Cut& cut = CutOf(weight, boxes);
+  const std::size_t pieces = cut.volumes.size();
+  std::vector<std::vector<std::int32_t>> givers(pieces);
+  for (std::size_t i = 0; i < readings_.size(); ++i) {
+    const auto at = std::lower_bound(boxes.begin(), boxes.end(), readings_[i].box) - boxes.begin();
+    for (const std::int32_t piece : cut.of_box[static_cast<std::int32_t>(at)]) {
+      givers[piece].push_back(static_cast<std::int32_t>(i));
     }
   }
-  for (std::size_t p = 0; p < pieces.size(); ++p) {
-    for (const Reading* reading : givers[p]) {
-      holders[p].insert(holders[p].end(), reading->devices.begin(), reading->devices.end());
+  const std::int64_t item_bytes = problem_->weights[weight].item_bytes;
+  std::vector<std::set<std::int32_t>> holders(pieces);
+  held_bytes_.assign(machine.device_count, 0);
+  for (std::size_t piece = 0; piece < pieces; ++piece) {
+    for (const std::int32_t giver : givers[piece]) holders[piece].insert(holders_[giver].begin(), holders_[giver].end());
+    for (const std::int32_t device : holders[piece]) held_bytes_[device] += cut.volumes[piece] * item_bytes;
+  }
+  AddUpdates(weight, held_bytes_, built);
+  TaskOrder order = Order(kBackwardPass, block_count() - 1 - first_user_[weight], kWeightClass, weight_rank_[weight], 0);
+  for (std::size_t piece = 0; piece < pieces; ++piece) {
+    std::vector<Source> sources;
+    for (std::size_t i = 0; i < givers[piece].size(); ++i) {
+      sources.push_back({static_cast<std::int32_t>(i), &cut.pieces[piece], holders_[givers[piece][i]]});
     }
-    std::sort(holders[p].begin(), holders[p].end());
-    holders[p].erase(std::unique(holders[p].begin(), holders[p].end()), holders[p].end());
-    for (const std::int32_t device : holders[p]) held[device] += Volume(pieces[p]) * data.item_bytes;
-  }
-  std::vector<TaskRef> updates(machine.device_count, TaskRef{-1, -1});
-  for (std::int32_t device = 0; device < machine.device_count; ++device) {
-    if (held[device] == 0) continue;
-    const std::int32_t kind = machine.kind[device];
-    const double traffic = static_cast<double>(held[device]) * machine.update_bytes_per_byte;
-    const double seconds = std::max(machine.launch_s[kind], traffic / machine.memory_bytes_per_s[kind]);
-    updates[device] = builder.Add(TaskKind::kUpdate, device, seconds, 0,
-                                  Order(kUpdatePass, data.number, kComputeClass, 0, 0, 0, device));
-  }
-  for (std::size_t p = 0; p < pieces.size(); ++p) {
-    const auto tasks = [this](const Reading& reading, std::int32_t device) {
-      std::vector<TaskRef> found;
-      ForEachOn(placements_[reading.block], *reading.shards, device, [&](std::int32_t pc) {
-        found.push_back(Backward(reading.block, reading.segment, pc));
+    std::vector<Sink> sinks;
+    for (const std::int32_t device : holders[piece]) sinks.push_back({&cut.pieces[piece], device});
+    const auto gives = [&](std::int32_t source, std::int32_t device) {
+      const Reading& reading = readings_[givers[piece][source]];
+      std::vector<Ref> found;
+      ForEachOn(placements_[reading.block], reading.shards, device, [&](std::int32_t pc) {
+        found.push_back({reading.attachment, BackwardPlace(reading.block, reading.segment, pc)});
       });
       return found;
     };
-    std::vector<Source> sources;
-    for (std::size_t i = 0; i < givers[p].size(); ++i) {
-      sources.push_back({static_cast<std::int32_t>(i), &pieces[p], givers[p][i]->devices});
-    }
-    std::vector<Sink> sinks;
-    for (const std::int32_t device : holders[p]) sinks.push_back({&pieces[p], device});
-    builder.AddExchange(
-        MakeExchange(machine, sources, sinks), sinks, data.item_bytes,
-        [&](std::int32_t source, std::int32_t device) { return tasks(*givers[p][source], device); },
-        [&](std::int32_t sink) { return std::array<TaskRef, 1>{updates[sinks[sink].device]}; },
-        Order(kBackwardPass, last, kWeightClass, data.number, static_cast<std::int64_t>(p), 0, 0));
+    const auto takes = [&](std::int32_t sink) {
+      return std::array<Ref, 1>{Ref{Ref::kOwn, built->update_of_device[sinks[sink].device]}};
+    };
+    draft_.AddExchange(MakeExchange(machine, sources, sinks), sinks, item_bytes, gives, takes, &order);
   }
-  return builder.Finished(users_[weight], [this](std::int32_t block) { return ComputeTasks(block); });
 }
 
+// -- the whole --------------------------------------------------------------------------------------------
+
 FlatTasks TaskGraph::Flat() const {
-  std::vector<std::int64_t> base(groups_.size() + 1, 0);
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    base[g + 1] = base[g] + static_cast<std::int64_t>(groups_[g].kind.size());
+  FlatTasks flat;
+  for (const Group& group : groups_) {
+    for (std::int32_t i = 0; i < group.tasks; ++i) flat.slot.push_back(group.first + i);
   }
-  const auto count = static_cast<std::size_t>(base.back());
-  std::vector<TaskRef> tasks;
-  tasks.reserve(count);
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    for (std::size_t t = 0; t < groups_[g].kind.size(); ++t) {
-      tasks.push_back({static_cast<std::int32_t>(g), static_cast<std::int32_t>(t)});
-    }
-  }
-  std::sort(tasks.begin(), tasks.end(), [this](const TaskRef& a, const TaskRef& b) {
-    return groups_[a.group].order[a.task] < groups_[b.group].order[b.task];
-  });
-  std::vector<std::int32_t> id(count);
-  for (std::size_t i = 0; i < count; ++i) id[base[tasks[i].group] + tasks[i].task] = static_cast<std::int32_t>(i);
-  const auto id_of = [&](TaskRef task) { return id[base[task.group] + task.task]; };
+  std::sort(flat.slot.begin(), flat.slot.end(),
+            [this](std::int32_t a, std::int32_t b) { return slots_[a].order < slots_[b].order; });
+  std::vector<std::int32_t> id(slots_.size(), -1);
+  for (std::size_t i = 0; i < flat.slot.size(); ++i) id[flat.slot[i]] = static_cast<std::int32_t>(i);
 
   // Gates are left out: who waits for a gate waits for all that the gate waits for.
   std::vector<std::pair<std::int32_t, std::int32_t>> edges;  // task, what it waits for
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const Group& group = groups_[g];
-    std::vector<std::vector<std::int32_t>> into(group.gates);
-    std::vector<std::pair<std::int32_t, TaskRef>> out_of;
-    const auto collect = [&](std::int32_t from_group, const Successors& rows) {
-      for (std::size_t t = 0; t + 1 < rows.begin.size(); ++t) {
-        for (std::int32_t e = rows.begin[t]; e < rows.begin[t + 1]; ++e) {
-          const TaskRef to = rows.targets[e];
-          const auto from = static_cast<std::int32_t>(t);
-          if (from_group == static_cast<std::int32_t>(g) && from >= group.task_count()) {
-            out_of.emplace_back(from - group.task_count(), to);
-          } else if (to.group == static_cast<std::int32_t>(g) && to.task >= group.task_count()) {
-            into[to.task - group.task_count()].push_back(id_of({from_group, from}));
-          } else {
-            edges.emplace_back(id_of(to), id_of({from_group, from}));
-          }
-        }
+  std::unordered_map<std::int32_t, std::vector<std::int32_t>> into;
+  for (const std::int32_t slot : flat.slot) {
+    ForEachSuccessor(slot, [&](std::int32_t next) {
+      if (slots_[next].resource == Slot::kGate) {
+        into[next].push_back(id[slot]);
+      } else {
+        edges.emplace_back(id[next], id[slot]);
       }
-    };
-    collect(static_cast<std::int32_t>(g), group.own);
-    for (const Attachment& attachment : group.attached) collect(attachment.block, attachment.successors);
-    for (const auto& [gate, to] : out_of) {
-      for (const std::int32_t before : into[gate]) edges.emplace_back(id_of(to), before);
-    }
+    });
+    // The update of a piece waits for its own device's gradients too, besides the all-reduce.
+    const std::int32_t block = slots_[slot].group;
+    if (block >= block_count()) continue;
+    ForEachGradientTarget(block, slot - groups_[block].first, [&](const Group& weight, std::int32_t, std::int32_t) {
+      edges.emplace_back(id[weight.update_of_device[slots_[slot].resource]], id[slot]);
+    });
+  }
+  for (const auto& [gate, before] : into) {
+    ForEachSuccessor(gate, [&, &from = before](std::int32_t next) {
+      for (const std::int32_t each : from) edges.emplace_back(id[next], each);
+    });
   }
   std::sort(edges.begin(), edges.end());
   edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
-  FlatTasks flat;
-  flat.after_begin.assign(count + 1, 0);
+  flat.after_begin.assign(flat.slot.size() + 1, 0);
   for (const auto& [task, before] : edges) {
     ++flat.after_begin[task + 1];
     flat.after.push_back(before);
   }
-  for (std::size_t i = 1; i <= count; ++i) flat.after_begin[i] += flat.after_begin[i - 1];
-  for (const TaskRef& task : tasks) {
-    const Group& group = groups_[task.group];
-    flat.kind.push_back(group.kind[task.task]);
-    flat.resource.push_back(group.resource[task.task]);
-    flat.duration_s.push_back(group.duration_s[task.task]);
-    flat.size_bytes.push_back(group.size_bytes[task.task]);
+  for (std::size_t i = 1; i <= flat.slot.size(); ++i) flat.after_begin[i] += flat.after_begin[i - 1];
+  for (const std::int32_t slot : flat.slot) {
+    flat.kind.push_back(labels_[slot].kind);
+    flat.resource.push_back(slots_[slot].resource);
+    flat.duration_s.push_back(slots_[slot].duration_s);
+    flat.size_bytes.push_back(labels_[slot].size_bytes);
   }
   return flat;
 }

@@ -3,81 +3,79 @@
 // The twin of src/soapstone/tasks/build.py. A group holds the tasks that appear and vanish together: the
 // compute tasks of a block and what its shards tell each other (depends on the block's placement), the
 // exchange of a value (on those of its writer and readers), the gradients and updates of a weight (on
-// those of its readers). A task is known to other groups by its group and its place in it.
+// those of its readers). Every task has a slot, which it keeps until its group is rebuilt; a group has two
+// ranges of slots, so that a change can be undone.
 //
-// Thread safety: a TaskGraph belongs to one thread; the Problem and the layouts are shared.
+// Thread safety: a TaskGraph belongs to one thread; the Problem is shared.
 
 #ifndef SOAPSTONE_CPP_TASKS_H_
 #define SOAPSTONE_CPP_TASKS_H_
 
-#include <compare>
 #include <cstdint>
-#include <memory>
+#include <span>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "exchange.h"
+#include "draft.h"
 #include "layout.h"
 #include "problem.h"
 
 namespace soapstone {
 
-// A task's place in the task order: what it is, in fields from the most significant down.
-__extension__ typedef unsigned __int128 TaskOrder;
-
-enum class TaskKind : std::uint8_t {
-  kForward,
-  kBackward,
-  kTransfer,
-  kAllGather,
-  kReduceScatter,
-  kAllReduce,
-  kAllToAll,
-  kUpdate,
-};
-
-struct TaskRef {
-  std::int32_t group;
-  std::int32_t task;
-
-  auto operator<=>(const TaskRef&) const = default;
-};
-
 struct Placement {
-  std::shared_ptr<const Layout> layout;
+  const Layout* layout = nullptr;
   std::int32_t copies = 1;
   std::vector<std::int32_t> devices;  // [shard * copies + copy]
 };
 
-// Successors of tasks, in compressed rows.
-struct Successors {
-  std::vector<std::int32_t> begin;
-  std::vector<TaskRef> targets;
+// What the simulation needs to know of a task or a gate, in one place.
+struct Slot {
+  static constexpr std::int32_t kGate = -1;
+
+  double duration_s;
+  std::int64_t work_fs;
+  TaskOrder order;
+  std::int32_t resource;  // devices first, then links; kGate for a gate
+  std::int32_t group;
+  std::int32_t waits;  // how many tasks and gates it waits for
 };
 
-// What a group says about the compute tasks of a block: which tasks follow them because of this group,
-// and how many it makes each of them wait for.
+// What is said of a task besides, for who looks at it.
+struct SlotLabel {
+  TaskKind kind;
+  std::int64_t size_bytes;
+};
+
+// What a group says about the compute tasks of a block: which slots follow them because of this group,
+// and how many it makes each of them wait for. Empty where it says nothing.
 struct Attachment {
   std::int32_t block = -1;
-  Successors successors;
+  Rows successors;
   std::vector<std::int32_t> waits;
 };
 
-// Tasks that appear and vanish together. After its tasks a group has gates: points where many tasks meet,
-// so that n senders and m receivers of a collective take n + m edges and not n * m. A gate takes no time.
-struct Group {
-  std::vector<TaskKind> kind;
-  std::vector<std::int32_t> resource;  // devices first, then links
-  std::vector<double> duration_s;
-  std::vector<std::int64_t> size_bytes;
-  std::vector<TaskOrder> order;
-  std::int32_t gates = 0;
-  Successors own;                   // of tasks, then of gates
-  std::vector<std::int32_t> waits;  // of tasks, then of gates: what they wait for because of this group
-  std::vector<Attachment> attached;
+// Where the gradient of a weight goes, by the box of it that a shard reads: the gates of all-reduces, or
+// updates. Kept by box, so that a weight with many readers is not rebuilt whole for one.
+struct GradientTargets {
+  bool is_used = false;
+  std::vector<std::int32_t> row_of_box;
+  Rows rows;
+};
 
-  std::int32_t task_count() const { return static_cast<std::int32_t>(kind.size()); }
-  std::int32_t size() const { return task_count() + gates; }
+// After its tasks a group has gates: points where many tasks meet, so that n senders and m receivers of a
+// collective take n + m edges and not n * m. A gate takes no time.
+struct Group {
+  std::int32_t first = 0;     // slot of its first task
+  std::int32_t capacity = 0;  // slots reserved
+  std::int32_t tasks = 0;
+  std::int32_t gates = 0;
+  Rows successors;  // slots, by task and then by gate
+  std::vector<Attachment> attached;
+  GradientTargets gradients;
+  std::vector<std::int32_t> update_of_device;  // of a weight: slots, or -1
+
+  std::int32_t size() const { return tasks + gates; }
 };
 
 // Every task in task order, as flat arrays.
@@ -88,87 +86,195 @@ struct FlatTasks {
   std::vector<std::int64_t> size_bytes;
   std::vector<std::int64_t> after_begin;
   std::vector<std::int32_t> after;
+  std::vector<std::int32_t> slot;
 };
-
-class GroupBuilder;
 
 class TaskGraph {
  public:
+  // One of the groups that a block's tasks have edges with, and which of its attachments speaks of it.
+  struct Touch {
+    std::int32_t group;
+    std::int32_t attachment;
+  };
+
   // REQUIRES: problem and tables outlive the graph.
   TaskGraph(const Problem* problem, BoxTables* tables);
 
-  // Places a block; its group and those of the values and weights it touches are rebuilt when next needed.
+  // Places a block for good; what depends on it is rebuilt by Refresh().
   //
-  // REQUIRES: the placement's layout is one of the block's, made with the graph's tables, and its devices
-  // exist.
-  void Place(std::int32_t block, Placement placement);
+  // REQUIRES: the placement's layout is one of the block's, made with the graph's tables, and outlives the
+  // graph; its devices exist. No change is under way.
+  void Place(std::int32_t block, const Placement& placement);
 
-  // Rebuilds what placements have changed since the last call.
+  // Rebuilds what Place() has changed.
   //
   // REQUIRES: every block is placed.
   void Refresh();
 
-  // REQUIRES: Refresh() was called after the last Place().
+  // A change: Begin(), then Rebuild() for the groups of touched(block) in their order, as far as the caller
+  // wants to go; then Keep() if all are rebuilt, or Undo().
+  void Begin(std::int32_t block, const Placement& placement);
+  void Rebuild(std::int32_t group);
+  void Keep();
+  void Undo();
+
+  // The group as it was before the change.
+  //
+  // REQUIRES: it was rebuilt in this change.
+  const Group& before(std::int32_t group) const { return spare_[group]; }
+
+  // REQUIRES: nothing is stale.
   FlatTasks Flat() const;
 
+  const Problem& problem() const { return *problem_; }
   // Groups are numbered: first one for each block, then for each value, then for each weight.
   const std::vector<Group>& groups() const { return groups_; }
-
+  const std::vector<Slot>& slots() const { return slots_; }
   const Placement& placement(std::int32_t block) const { return placements_[block]; }
+  std::int32_t block_count() const { return static_cast<std::int32_t>(placements_.size()); }
+  std::int32_t task_count() const;
 
   // The groups that depend on a block's placement, its own first.
-  const std::vector<std::int32_t>& touched(std::int32_t block) const { return touched_[block]; }
+  std::span<const std::int32_t> touched(std::int32_t block) const { return touched_[block]; }
 
-  // Rebuilds one group from the placements as they are; returns what it was.
-  Group Rebuilt(std::int32_t group);
+  // The groups of values and weights that a block has edges with.
+  std::span<const Touch> touching(std::int32_t block) const { return touching_[block]; }
 
-  // Puts back a placement whose groups are put back by SwapIn().
-  void Restore(std::int32_t block, Placement placement) { placements_[block] = std::move(placement); }
-  void SwapIn(std::int32_t group, Group* tasks) { std::swap(groups_[group], *tasks); }
+  // The blocks whose tasks come before any that depends on a block's placement: those that write what it
+  // reads.
+  std::span<const std::int32_t> writers(std::int32_t block) const { return writers_[block]; }
+  // Those that use its weights, itself included.
+  std::span<const std::int32_t> sharers(std::int32_t block) const { return sharers_[block]; }
 
- private:
-  // Shards of a block that compute the gradient of one box, and where they run.
-  struct Reading {
-    std::int32_t block;
-    std::int32_t segment;
-    const std::vector<std::int32_t>* shards;
-    std::int32_t box;
-    std::vector<std::int32_t> devices;
-  };
-
-  std::int32_t ValueGroup(std::int32_t value) const;
-  std::int32_t WeightGroup(std::int32_t weight) const;
-  TaskRef Forward(std::int32_t block, std::int32_t segment, std::int32_t pc) const;
-  TaskRef Backward(std::int32_t block, std::int32_t segment, std::int32_t pc) const;
-
-  // How many compute tasks a block has.
+  // How many compute tasks a block has: forward by segment and place, then backward.
   std::int32_t ComputeTasks(std::int32_t block) const;
 
-  // Calls visit(place in the placement's devices) for the copies of some shards on one device.
+  // Calls visit(slot) for all that waits for a task or gate.
   template <typename Visit>
-  void ForEachOn(const Placement& placement, const std::vector<std::int32_t>& shards, std::int32_t device,
-                 const Visit& visit) const;
+  void ForEachSuccessor(std::int32_t slot, const Visit& visit) const {
+    const std::int32_t number = slots_[slot].group;
+    const Group& group = groups_[number];
+    const std::int32_t local = slot - group.first;
+    for (const std::int32_t next : group.successors[local]) visit(next);
+    if (number >= block_count()) return;
+    for (const Touch& touch : touching_[number]) {
+      const Rows& rows = groups_[touch.group].attached[touch.attachment].successors;
+      if (local >= rows.count()) continue;
+      for (const std::int32_t next : rows[local]) visit(next);
+    }
+    ForEachGradientTarget(number, local, [&visit](const Group&, std::int32_t next, std::int32_t) { visit(next); });
+  }
 
-  // Adds what a block's ports of one kind read of a value or weight, and compute the gradient of.
-  void CollectReadings(std::int32_t block, std::int32_t subject, const std::vector<Port>& ports,
-                       std::vector<Reading>* readings) const;
+  // Calls visit(group of the weight, slot, row of its gradients) for all that waits for the gradients of a
+  // compute task by way of GradientTargets.
+  template <typename Visit>
+  void ForEachGradientTarget(std::int32_t block, std::int32_t local, const Visit& visit) const {
+    const Placement& placement = placements_[block];
+    const Layout& layout = *placement.layout;
+    const auto places = static_cast<std::int32_t>(placement.devices.size());
+    const std::int32_t segment = local / places - layout.segments;
+    if (segment < 0) return;
+    for (const Port& port : layout.weights) {
+      if (port.segment != segment || !port.gives_gradient) continue;
+      const Group& weight = groups_[WeightGroup(port.subject)];
+      if (!weight.gradients.is_used) continue;
+      const std::int32_t box = port.boxes[(local - (layout.segments + segment) * places) / placement.copies];
+      if (box == BoxTable::kNone) continue;
+      const std::int32_t row = weight.gradients.row_of_box[box];
+      for (const std::int32_t next : weight.gradients.rows[row]) visit(weight, next, row);
+    }
+  }
 
-  Group Build(std::int32_t group) const;
-  Group BuildCompute(std::int32_t block) const;
-  Group BuildValue(std::int32_t value) const;
-  Group BuildWeight(std::int32_t weight) const;
-  void AddForward(std::int32_t value, const Written& written, GroupBuilder* builder) const;
-  void AddBackward(std::int32_t value, const Written& written, GroupBuilder* builder) const;
+ private:
+  // Shards of a block that compute the gradient of one box; where they run is in a list aside.
+  struct Reading {
+    std::int32_t attachment;
+    std::int32_t block;
+    std::int32_t segment;
+    std::span<const std::int32_t> shards;
+    std::int32_t box;
+  };
+
+  // Boxes of a weight cut at each other's borders.
+  struct Cut {
+    std::vector<std::int64_t> volumes;  // by piece
+    std::vector<BoxBounds> pieces;
+    Rows of_box;  // by box, in the order of their numbers: pieces
+  };
+
+  std::int32_t ValueGroup(std::int32_t value) const { return block_count() + value; }
+  std::int32_t WeightGroup(std::int32_t weight) const {
+    return block_count() + static_cast<std::int32_t>(problem_->values.size()) + weight;
+  }
+  // The place among a block's compute tasks.
+  std::int32_t ForwardPlace(std::int32_t block, std::int32_t segment, std::int32_t pc) const {
+    return segment * static_cast<std::int32_t>(placements_[block].devices.size()) + pc;
+  }
+  std::int32_t BackwardPlace(std::int32_t block, std::int32_t segment, std::int32_t pc) const {
+    return ForwardPlace(block, placements_[block].layout->segments + segment, pc);
+  }
+
+  void Build(std::int32_t group, Group* built);
+  void BuildCompute(std::int32_t block);
+  void AddSeam(std::int32_t block, const SeamData& seam, bool backward, TaskOrder* order);
+  void AddSeamInClasses(std::int32_t block, const SeamData& seam, bool backward, TaskOrder* order);
+  void BuildValue(std::int32_t value);
+  void AddForward(std::int32_t value, const Written& written);
+  void AddBackward(std::int32_t value, const Written& written);
+  void BuildWeight(std::int32_t weight, Group* built);
+  // True if no gradient of the weight is computed by several devices at once, so that each piece that more
+  // than one device holds is one all-reduce.
+  bool IsPlain(std::int32_t weight) const;
+  void AddPlainGradients(std::int32_t weight, Group* built);
+  void AddGradients(std::int32_t weight, Group* built);
+  const Cut& CutOf(std::int32_t weight, const std::vector<std::int32_t>& boxes);
+  void AddUpdates(std::int32_t weight, const std::vector<std::int64_t>& held_bytes, Group* built);
+  void CollectReadings(std::int32_t attachment, std::int32_t block, std::int32_t subject,
+                       const std::vector<Port>& ports);
+  void Install(std::int32_t group, Group* built);
+  void Reserve(std::int32_t count, Group* group);
+  void Attach(std::int32_t group, const Group& to, const Group& from);
 
   const Problem* problem_;
   BoxTables* tables_;
   std::vector<Placement> placements_;
   std::vector<Group> groups_;
-  std::vector<std::uint8_t> is_stale_;
+  std::vector<Group> spare_;  // what groups were before the change, or memory to build the next in
+  std::vector<Slot> slots_;
+  std::vector<SlotLabel> labels_;
+  std::vector<std::vector<std::int32_t>> unused_;  // by power of two: first slots of ranges of that size
+  std::vector<std::uint8_t> is_stale_;             // by group
+  std::vector<std::uint8_t> is_new_;  // by block: rebuilt in this change, so no attachment counts yet
+  std::int32_t changed_ = -1;
+  Placement replaced_;
+  std::vector<std::int32_t> rebuilt_;
+
   std::vector<std::int32_t> writer_;                // by value
   std::vector<std::vector<std::int32_t>> readers_;  // by value: blocks, ascending
   std::vector<std::vector<std::int32_t>> users_;    // by weight: blocks, ascending
-  std::vector<std::vector<std::int32_t>> touched_;  // by block: groups to rebuild
+  std::vector<std::int32_t> first_user_;            // by weight: of those that give a gradient
+  std::vector<std::int32_t> value_rank_;            // among the values of its writer
+  std::vector<std::int32_t> weight_rank_;           // among the weights with its first user
+  std::vector<std::vector<std::int32_t>> touched_;
+  std::vector<std::vector<Touch>> touching_;
+  std::vector<std::vector<std::int32_t>> writers_;
+  std::vector<std::vector<std::int32_t>> sharers_;
+
+  // Memory kept between builds.
+  Draft draft_;
+  std::vector<Part> parts_;
+  std::vector<Reading> readings_;
+  Rows holders_;
+  std::vector<std::int32_t> turns_;
+  std::vector<std::unordered_map<std::uint64_t, std::pair<std::vector<std::int32_t>, Cut>>> cuts_;  // by weight
+  std::vector<std::int32_t> distinct_;
+  std::vector<std::uint8_t> is_listed_;
+  std::vector<std::int32_t> counts_;
+  std::vector<std::uint64_t> holding_;
+  std::vector<std::int64_t> held_bytes_;
+  std::vector<std::int32_t> ring_;
+  std::vector<Ref> targets_;
+  std::vector<std::pair<std::int32_t, std::int32_t>> seam_rows_;
 };
 
 }  // namespace soapstone

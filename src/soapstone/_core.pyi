@@ -38,6 +38,7 @@ class Access:
 
 class NodeData:
     sizes: list[int]
+    is_splittable: list[bool]
     is_summed: list[bool]
     is_shared: list[bool]
     is_gathered: list[bool]

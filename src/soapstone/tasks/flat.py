@@ -154,6 +154,7 @@ class FlatProblem:
         signature = self.graph.signature(node)
         dims = list(signature.sizes)
         data.sizes = list(signature.sizes.values())
+        data.is_splittable = [dim in signature.splits for dim in dims]
         data.is_summed = [dim in signature.summed_dims for dim in dims]
         data.is_shared = [dim in signature.shared for dim in dims]
         data.is_gathered = [dim in node.op.gathers for dim in dims]

@@ -1,0 +1,119 @@
+// A queue of tasks by (ready time, task order), for times that only go up.
+//
+// Time is cut into equal buckets; a bucket is sorted when its time comes. With about as many buckets as
+// tasks, putting in and taking out cost the same however many wait.
+//
+// Thread safety: a Calendar belongs to one thread.
+
+#ifndef SOAPSTONE_CPP_CALENDAR_H_
+#define SOAPSTONE_CPP_CALENDAR_H_
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <vector>
+
+#include "draft.h"
+
+namespace soapstone {
+
+class Calendar {
+ public:
+  struct Event {
+    double ready_s;
+    TaskOrder order;
+    std::int32_t slot;
+
+    bool operator<(const Event& other) const {
+      return ready_s != other.ready_s ? ready_s < other.ready_s : order < other.order;
+    }
+  };
+
+  // Empties the queue and sets it up for about `tasks` tasks between `first_s` and `last_s`; times outside
+  // are allowed, and slow.
+  void Reset(std::size_t tasks, double first_s, double last_s) {
+    Clear();
+    const std::size_t count = std::clamp<std::size_t>(std::bit_ceil(tasks), 64, 1 << 17);
+    if (buckets_.size() < count) {
+      buckets_.resize(count);
+      is_filled_.resize(count / 64, 0);
+    }
+    count_ = static_cast<std::int64_t>(count);
+    first_s_ = first_s;
+    per_s_ = last_s > first_s ? static_cast<double>(count) / (last_s - first_s) : 0;
+  }
+
+  void Clear() {
+    for (std::size_t word = 0; word < is_filled_.size(); ++word) {
+      for (; is_filled_[word] != 0; is_filled_[word] &= is_filled_[word] - 1) {
+        buckets_[64 * word + std::countr_zero(is_filled_[word])].clear();
+      }
+    }
+    active_.clear();
+    next_ = 0;
+    current_ = -1;
+  }
+
+  void Push(const Event& event) {
+    const std::int64_t bucket = BucketOf(event.ready_s);
+    if (bucket <= current_) {
+      active_.insert(std::upper_bound(active_.begin() + static_cast<std::ptrdiff_t>(next_), active_.end(), event), event);
+      return;
+    }
+    buckets_[bucket].push_back(event);
+    is_filled_[bucket / 64] |= std::uint64_t{1} << (bucket % 64);
+  }
+
+  // Takes out the first; false if there is none.
+  bool Pop(Event* event) {
+    if (next_ == active_.size() && !Advance()) return false;
+    *event = active_[next_++];
+    return true;
+  }
+
+  // Calls visit(event) for all that wait, in no order.
+  template <typename Visit>
+  void ForEach(const Visit& visit) const {
+    for (std::size_t i = next_; i < active_.size(); ++i) visit(active_[i]);
+    for (std::size_t word = 0; word < is_filled_.size(); ++word) {
+      for (std::uint64_t left = is_filled_[word]; left != 0; left &= left - 1) {
+        for (const Event& event : buckets_[64 * word + std::countr_zero(left)]) visit(event);
+      }
+    }
+  }
+
+ private:
+  std::int64_t BucketOf(double ready_s) const {
+    const double at = (ready_s - first_s_) * per_s_;
+    if (!(at > 0)) return 0;
+    return at >= static_cast<double>(count_) ? count_ - 1 : static_cast<std::int64_t>(at);
+  }
+
+  bool Advance() {
+    active_.clear();
+    next_ = 0;
+    std::int64_t word = (current_ + 1) / 64;
+    for (; word < static_cast<std::int64_t>(is_filled_.size()); ++word) {
+      if (is_filled_[word] == 0) continue;
+      current_ = 64 * word + std::countr_zero(is_filled_[word]);
+      is_filled_[word] &= is_filled_[word] - 1;
+      active_.swap(buckets_[current_]);
+      if (active_.size() > 1) std::sort(active_.begin(), active_.end());
+      return true;
+    }
+    return false;
+  }
+
+  std::vector<std::vector<Event>> buckets_;
+  std::vector<std::uint64_t> is_filled_;
+  std::vector<Event> active_;  // the current bucket, sorted; taken out up to next_
+  std::size_t next_ = 0;
+  std::int64_t current_ = -1;
+  std::int64_t count_ = 0;
+  double first_s_ = 0;
+  double per_s_ = 0;
+};
+
+}  // namespace soapstone
+
+#endif  // SOAPSTONE_CPP_CALENDAR_H_

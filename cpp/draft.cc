@@ -1,0 +1,261 @@
+#include "draft.h"
+
+#include <cmath>
+#include <limits>
+
+namespace soapstone {
+namespace {
+
+TaskKind KindOf(Pattern pattern) {
+  switch (pattern) {
+    case Pattern::kTransfer:
+      return TaskKind::kTransfer;
+    case Pattern::kAllGather:
+      return TaskKind::kAllGather;
+    case Pattern::kReduceScatter:
+      return TaskKind::kReduceScatter;
+    case Pattern::kAllReduce:
+      return TaskKind::kAllReduce;
+    case Pattern::kAllToAll:
+      return TaskKind::kAllToAll;
+  }
+  return TaskKind::kTransfer;
+}
+
+// Seconds of a collective on the slowest link of its ring, as cost/analytic.py has them.
+double CollectiveSeconds(Pattern pattern, std::int64_t piece_bytes, std::int64_t count, double bandwidth,
+                         double latency) {
+  const auto bytes = static_cast<double>(piece_bytes);
+  const bool is_all_reduce = pattern == Pattern::kAllReduce;
+  const double step_bytes = is_all_reduce ? bytes / static_cast<double>(count) : bytes;
+  const auto steps = static_cast<double>((is_all_reduce ? 2 : 1) * (count - 1));
+  const double ring = steps * (step_bytes / bandwidth + latency);
+  if (!is_all_reduce) return ring;
+  const double depth = 2 * std::ceil(std::log2(static_cast<double>(count)));
+  return std::min(ring, depth * (bytes / bandwidth + latency));
+}
+
+}  // namespace
+
+Draft::Draft(const MachineData* machine)
+    : machine_(*machine),
+      leader_(machine->device_count, -1),
+      place_(machine->device_count, -1),
+      by_sender_(machine->device_count),
+      by_receiver_(machine->device_count) {}
+
+void Draft::Clear() {
+  kind_.clear();
+  resource_.clear();
+  duration_s_.clear();
+  size_bytes_.clear();
+  order_.clear();
+  edges_.clear();
+  gates_ = 0;
+}
+
+std::pair<Ref, Ref> Draft::AddMove(Pattern pattern, std::span<const std::int32_t> devices,
+                                   std::int64_t size_bytes, TaskOrder* order) {
+  const std::int32_t n = machine_.device_count;
+  if (pattern == Pattern::kTransfer) {
+    const std::int32_t pair = devices[0] * n + devices[1];
+    const double seconds = static_cast<double>(size_bytes) / machine_.bandwidth[pair] + machine_.latency[pair];
+    const Ref task = Add(TaskKind::kTransfer, n + machine_.link[pair], seconds, size_bytes, (*order)++);
+    return {task, task};
+  }
+  const auto count = static_cast<std::int64_t>(devices.size());
+  double bandwidth = std::numeric_limits<double>::infinity();
+  double latency = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int32_t pair = devices[i] * n + devices[i + 1 < count ? i + 1 : 0];
+    bandwidth = std::min(bandwidth, machine_.bandwidth[pair]);
+    latency = std::max(latency, machine_.latency[pair]);
+  }
+  const double seconds = CollectiveSeconds(pattern, size_bytes, count, bandwidth, latency);
+  const std::int64_t hop_bytes =
+      pattern == Pattern::kAllReduce ? 2 * (count - 1) * size_bytes / count : (count - 1) * size_bytes;
+  const Ref enter = AddGate();
+  const Ref leave = AddGate();
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int32_t pair = devices[i] * n + devices[i + 1 < count ? i + 1 : 0];
+    const Ref hop = Add(KindOf(pattern), n + machine_.link[pair], seconds, hop_bytes, (*order)++);
+    Wait(hop, enter);
+    Wait(leave, hop);
+  }
+  return {enter, leave};
+}
+
+std::int32_t Draft::BoxOf(Part* part, BoxTable* table) {
+  if (part->box == BoxTable::kNone) {
+    if (part->volume == table->Volume(part->held)) {
+      part->box = part->held;
+    } else if (part->volume == table->Volume(part->wanted)) {
+      part->box = part->wanted;
+    } else {
+      part->box = table->Overlap(part->held, part->wanted);
+    }
+  }
+  return part->box;
+}
+
+// By sender, receiver and box.
+void Draft::Sort(std::vector<Part>* parts, BoxTable* table) {
+  const std::size_t count = parts->size();
+  keys_.clear();
+  for (std::size_t i = 0; i < count; ++i) {
+    const Part& part = (*parts)[i];
+    const auto pair = static_cast<std::uint64_t>(part.from) * static_cast<std::uint64_t>(machine_.device_count) +
+                      static_cast<std::uint64_t>(part.to);
+    keys_.push_back(pair << 32 | i);
+  }
+  std::sort(keys_.begin(), keys_.end());
+  sorted_.clear();
+  for (const std::uint64_t key : keys_) sorted_.push_back((*parts)[key & 0xffffffff]);
+  parts->swap(sorted_);
+  for (std::size_t i = 0; i < count;) {
+    std::size_t end = i + 1;
+    while (end < count && IsSamePair((*parts)[i], (*parts)[end])) ++end;
+    if (end - i > 1) SortPair(std::span(*parts).subspan(i, end - i), table);
+    i = end;
+  }
+}
+
+void Draft::SortPair(std::span<Part> parts, BoxTable* table) {
+  for (Part& part : parts) BoxOf(&part, table);
+  std::sort(parts.begin(), parts.end(), [table](const Part& a, const Part& b) {
+    if (a.box != b.box) return table->Less(a.box, b.box);
+    return a.wanted != b.wanted ? a.wanted < b.wanted : a.source < b.source;
+  });
+  for (std::size_t i = 0; i < parts.size();) {
+    std::size_t end = i + 1;
+    while (end < parts.size() && parts[end].box == parts[i].box) ++end;
+    NumberSums(parts.subspan(i, end - i));
+    i = end;
+  }
+}
+
+// The parts of one box between two devices: those that want the same sum of sources share it. Numbers the
+// sums and sorts the parts by them.
+void Draft::NumberSums(std::span<Part> parts) {
+  if (std::all_of(parts.begin(), parts.end(), [&](const Part& part) { return part.wanted == parts[0].wanted; })) {
+    return;
+  }
+  std::vector<std::vector<std::int32_t>> sums;  // sources, by box wanted, as they stand
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (i == 0 || parts[i].wanted != parts[i - 1].wanted) sums.emplace_back();
+    if (sums.back().empty() || sums.back().back() != parts[i].source) sums.back().push_back(parts[i].source);
+  }
+  std::vector<std::vector<std::int32_t>> distinct = sums;
+  std::sort(distinct.begin(), distinct.end());
+  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+  std::size_t at = 0;
+  std::vector<std::int32_t> numbers;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (i > 0 && parts[i].wanted != parts[i - 1].wanted) ++at;
+    numbers.push_back(
+        static_cast<std::int32_t>(std::lower_bound(distinct.begin(), distinct.end(), sums[at]) - distinct.begin()));
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i) parts[i].sum = numbers[i];
+  std::sort(parts.begin(), parts.end(),
+            [](const Part& a, const Part& b) { return a.sum != b.sum ? a.sum < b.sum : a.source < b.source; });
+}
+
+void Draft::FindRuns(const std::vector<Part>& parts) {
+  first_.clear();
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (i == 0 || !IsSamePair(parts[i], parts[i - 1]) || parts[i].box != parts[i - 1].box ||
+        parts[i].sum != parts[i - 1].sum) {
+      first_.push_back(static_cast<std::int32_t>(i));
+    }
+  }
+  first_.push_back(static_cast<std::int32_t>(parts.size()));
+}
+
+std::int32_t Draft::Leader(std::int32_t device) {
+  while (leader_[device] != device) device = leader_[device] = leader_[leader_[device]];
+  return device;
+}
+
+// The runs, apart for each set of devices that exchange among themselves, in the order of their first.
+void Draft::FindConnected(const std::vector<Part>& parts) {
+  const auto runs = static_cast<std::int32_t>(first_.size()) - 1;
+  for (std::int32_t run = 0; run < runs; ++run) {
+    const Part& part = parts[first_[run]];
+    leader_[part.from] = part.from;
+    leader_[part.to] = part.to;
+    place_[part.from] = place_[part.to] = -1;
+  }
+  for (std::int32_t run = 0; run < runs; ++run) {
+    const std::int32_t a = Leader(parts[first_[run]].from);
+    const std::int32_t b = Leader(parts[first_[run]].to);
+    leader_[std::max(a, b)] = std::min(a, b);
+  }
+  // Counted, then filled: place_ is first the number of the set, by leader.
+  set_begin_.assign(1, 0);
+  for (std::int32_t run = 0; run < runs; ++run) {
+    const std::int32_t leader = Leader(parts[first_[run]].from);
+    if (place_[leader] < 0) {
+      place_[leader] = static_cast<std::int32_t>(set_begin_.size()) - 1;
+      set_begin_.push_back(0);
+    }
+    ++set_begin_[place_[leader] + 1];
+  }
+  for (std::size_t set = 1; set < set_begin_.size(); ++set) set_begin_[set] += set_begin_[set - 1];
+  set_runs_.resize(runs);
+  for (std::int32_t run = 0; run < runs; ++run) {
+    set_runs_[set_begin_[place_[Leader(parts[first_[run]].from)]]++] = run;
+  }
+  // Filling moved every begin to its end, which is the next one's begin.
+  for (std::size_t set = set_begin_.size() - 1; set > 0; --set) set_begin_[set] = set_begin_[set - 1];
+  set_begin_[0] = 0;
+}
+
+bool Draft::IsComplete(const std::vector<Part>& parts, std::span<const std::int32_t> runs) {
+  if (runs.size() < 2) return false;
+  ring_.clear();
+  for (const std::int32_t run : runs) {
+    const Part& part = parts[first_[run]];
+    if (part.volume != parts[first_[runs[0]]].volume) return false;
+    place_[part.from] = place_[part.to] = -1;
+  }
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const Part& part = parts[first_[runs[i]]];
+    for (const std::int32_t device : {part.from, part.to}) {
+      if (place_[device] < 0) {
+        place_[device] = 0;
+        ring_.push_back(device);
+      }
+    }
+    if (ring_.size() * (ring_.size() - 1) > runs.size()) return false;
+    if (i > 0 && IsSamePair(part, parts[first_[runs[i - 1]]])) return false;
+  }
+  std::sort(ring_.begin(), ring_.end());
+  return ring_.size() * (ring_.size() - 1) == runs.size();
+}
+
+Pattern Draft::PatternOf(std::vector<Part>* parts, std::span<const std::int32_t> runs, BoxTable* table, bool adds) {
+  const std::size_t n = ring_.size();
+  for (const std::int32_t device : ring_) by_sender_[device] = by_receiver_[device] = BoxTable::kNone;
+  bool per_sender = true;
+  bool per_receiver = true;
+  boxes_.clear();
+  for (const std::int32_t run : runs) {
+    Part& part = (*parts)[first_[run]];
+    const std::int32_t box = BoxOf(&part, table);
+    boxes_.push_back(box);
+    if (by_sender_[part.from] == BoxTable::kNone) by_sender_[part.from] = box;
+    if (by_receiver_[part.to] == BoxTable::kNone) by_receiver_[part.to] = box;
+    per_sender = per_sender && by_sender_[part.from] == box;
+    per_receiver = per_receiver && by_receiver_[part.to] == box;
+  }
+  std::sort(boxes_.begin(), boxes_.end());
+  const auto distinct = static_cast<std::size_t>(std::unique(boxes_.begin(), boxes_.end()) - boxes_.begin());
+  if (adds) {
+    if (distinct == 1) return Pattern::kAllReduce;
+    return per_receiver && distinct == n ? Pattern::kReduceScatter : Pattern::kTransfer;
+  }
+  if (per_sender && distinct == n) return Pattern::kAllGather;
+  return distinct == n * (n - 1) ? Pattern::kAllToAll : Pattern::kTransfer;
+}
+
+}  // namespace soapstone

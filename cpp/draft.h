@@ -1,0 +1,227 @@
+// A group of tasks while it is being put together: tasks, gates, edges, and the moves of an exchange.
+//
+// Thread safety: a Draft belongs to one thread. It keeps its memory, so that the next group costs none.
+
+#ifndef SOAPSTONE_CPP_DRAFT_H_
+#define SOAPSTONE_CPP_DRAFT_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "boxtable.h"
+#include "exchange.h"
+#include "problem.h"
+
+namespace soapstone {
+
+enum class TaskKind : std::uint8_t {
+  kForward,
+  kBackward,
+  kTransfer,
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kAllToAll,
+  kUpdate,
+};
+
+// A task's place in the task order: what it is, in fields from the most significant down. Numbers within a
+// field are in the order of the keys in tasks/build.py, so comparing orders is comparing keys.
+using TaskOrder = std::uint64_t;
+
+enum Pass : std::uint64_t { kForwardPass, kBackwardPass, kUpdatePass };
+enum Class : std::uint64_t { kComputeClass, kSeamClass, kValueClass, kWeightClass };
+
+constexpr int kPositionBits = 20;
+constexpr int kNumberBits = 12;
+constexpr int kLocalBits = 28;
+
+inline TaskOrder Order(Pass pass, std::int64_t position, Class what, std::int64_t number, std::int64_t local) {
+  return (static_cast<TaskOrder>(pass) << (2 + kPositionBits + kNumberBits + kLocalBits)) |
+         (static_cast<TaskOrder>(position) << (2 + kNumberBits + kLocalBits)) |
+         (static_cast<TaskOrder>(what) << (kNumberBits + kLocalBits)) |
+         (static_cast<TaskOrder>(number) << kLocalBits) | static_cast<TaskOrder>(local);
+}
+
+// A task or gate as the draft of a group knows it.
+struct Ref {
+  static constexpr std::int32_t kOwn = -1;
+  static constexpr std::int32_t kGate = -2;
+
+  std::int32_t part;  // kOwn, kGate, or the number of an attachment
+  std::int32_t task;
+};
+
+// One box on its way from a device to another, before equal ones are put together.
+struct Part {
+  std::int32_t from;
+  std::int32_t to;
+  std::int32_t held;    // the box of which it is a part, where it comes from
+  std::int32_t wanted;  // the same, where it goes
+  std::int32_t source;  // as the caller numbers them
+  Ref taker;
+  std::int64_t volume;
+  std::int32_t box = BoxTable::kNone;  // its own number, once asked for
+  std::int32_t sum = 0;  // which sum of sources it is part of, among those of this box between the two
+};
+
+class Draft {
+ public:
+  explicit Draft(const MachineData* machine);
+
+  void Clear();
+
+  Ref Add(TaskKind kind, std::int32_t resource, double duration_s, std::int64_t size_bytes, TaskOrder order) {
+    kind_.push_back(kind);
+    resource_.push_back(resource);
+    duration_s_.push_back(duration_s);
+    size_bytes_.push_back(size_bytes);
+    order_.push_back(order);
+    return {Ref::kOwn, static_cast<std::int32_t>(kind_.size()) - 1};
+  }
+
+  Ref AddGate() { return {Ref::kGate, gates_++}; }
+
+  void Wait(Ref task, Ref before) { edges_.push_back({before, task}); }
+
+  // The tasks of one move, and where to enter and leave them: a transfer, or the hops of a ring behind a
+  // gate and before another. `order` is counted up.
+  std::pair<Ref, Ref> AddMove(Pattern pattern, std::span<const std::int32_t> devices, std::int64_t size_bytes,
+                              TaskOrder* order);
+
+  // The tasks of an exchange, between those that give and those that take.
+  template <typename Gives, typename Takes>
+  void AddExchange(const Exchange& exchange, const std::vector<Sink>& sinks, std::int64_t item_bytes,
+                   const Gives& gives, const Takes& takes, TaskOrder* order) {
+    for (const auto& [source, sink] : exchange.local) {
+      for (const Ref before : gives(source, sinks[sink].device)) {
+        for (const Ref task : takes(sink)) Wait(task, before);
+      }
+    }
+    for (const Move& move : exchange.moves) {
+      const auto [enter, leave] = AddMove(move.pattern, move.devices, move.elements * item_bytes, order);
+      for (const auto& [source, device] : move.sources) {
+        for (const Ref before : gives(source, device)) Wait(enter, before);
+      }
+      for (const std::int32_t sink : move.sinks) {
+        for (const Ref task : takes(sink)) Wait(task, leave);
+      }
+    }
+  }
+
+  // The same from parts: sorts them, puts equal ones together and finds patterns. `gives(source, device,
+  // visit)` visits the tasks that give a source; `adds(sources)` says whether different summands among them
+  // overlap.
+  template <typename Gives, typename Adds>
+  void AddParts(std::vector<Part>* parts, BoxTable* table, std::int64_t item_bytes, const Gives& gives,
+                const Adds& adds, TaskOrder* order) {
+    if (parts->empty()) return;
+    Sort(parts, table);
+    FindRuns(*parts);
+    if (first_.size() == 2) {
+      AddTransfer(*parts, 0, item_bytes, gives, order);
+      return;
+    }
+    FindConnected(*parts);
+    for (std::size_t set = 0; set + 1 < set_begin_.size(); ++set) {
+      const std::span<const std::int32_t> runs(set_runs_.data() + set_begin_[set],
+                                               set_begin_[set + 1] - set_begin_[set]);
+      const Pattern pattern = Recognised(parts, runs, table, adds);
+      if (pattern == Pattern::kTransfer) {
+        for (const std::int32_t run : runs) AddTransfer(*parts, run, item_bytes, gives, order);
+        continue;
+      }
+      const auto ends = AddMove(pattern, ring_, (*parts)[first_[runs[0]]].volume * item_bytes, order);
+      // Every device sends a source to all others: one of its runs names each source it gives.
+      for (const std::int32_t run : runs) Connect(*parts, run, gives, ends);
+    }
+  }
+
+  std::int32_t tasks() const { return static_cast<std::int32_t>(kind_.size()); }
+  std::int32_t gates() const { return gates_; }
+
+ private:
+  friend class TaskGraph;
+
+  struct Edge {
+    Ref from;
+    Ref to;
+  };
+
+  static bool IsSamePair(const Part& a, const Part& b) { return a.from == b.from && a.to == b.to; }
+
+  // The number of the box that is moved.
+  static std::int32_t BoxOf(Part* part, BoxTable* table);
+
+  void Sort(std::vector<Part>* parts, BoxTable* table);
+  void SortPair(std::span<Part> parts, BoxTable* table);
+  static void NumberSums(std::span<Part> parts);
+  void FindRuns(const std::vector<Part>& parts);
+  void FindConnected(const std::vector<Part>& parts);
+  std::int32_t Leader(std::int32_t device);
+  // What the runs form as far as pairs and sizes tell, the sources they give in `given_`, the devices in
+  // `ring_`; kTransfer unless every pair of devices moves one box, all of one size.
+  bool IsComplete(const std::vector<Part>& parts, std::span<const std::int32_t> runs);
+  Pattern PatternOf(std::vector<Part>* parts, std::span<const std::int32_t> runs, BoxTable* table, bool adds);
+
+  template <typename Adds>
+  Pattern Recognised(std::vector<Part>* parts, std::span<const std::int32_t> runs, BoxTable* table,
+                     const Adds& adds) {
+    if (!IsComplete(*parts, runs)) return Pattern::kTransfer;
+    given_.clear();
+    for (const std::int32_t run : runs) {
+      for (std::int32_t i = first_[run]; i < first_[run + 1]; ++i) given_.push_back((*parts)[i].source);
+    }
+    std::sort(given_.begin(), given_.end());
+    given_.erase(std::unique(given_.begin(), given_.end()), given_.end());
+    return PatternOf(parts, runs, table, adds(given_));
+  }
+
+  template <typename Gives>
+  void AddTransfer(const std::vector<Part>& parts, std::int32_t run, std::int64_t item_bytes, const Gives& gives,
+                   TaskOrder* order) {
+    const Part& part = parts[first_[run]];
+    const std::int32_t devices[2] = {part.from, part.to};
+    Connect(parts, run, gives, AddMove(Pattern::kTransfer, devices, part.volume * item_bytes, order));
+  }
+
+  template <typename Gives>
+  void Connect(const std::vector<Part>& parts, std::int32_t run, const Gives& gives, std::pair<Ref, Ref> ends) {
+    for (std::int32_t i = first_[run]; i < first_[run + 1]; ++i) {
+      if (i == first_[run] || parts[i].source != parts[i - 1].source) {
+        gives(parts[i].source, parts[i].from, [&](Ref before) { Wait(ends.first, before); });
+      }
+      Wait(parts[i].taker, ends.second);
+    }
+  }
+
+  const MachineData& machine_;
+  std::vector<TaskKind> kind_;
+  std::vector<std::int32_t> resource_;
+  std::vector<double> duration_s_;
+  std::vector<std::int64_t> size_bytes_;
+  std::vector<TaskOrder> order_;
+  std::int32_t gates_ = 0;
+  std::vector<Edge> edges_;
+
+  std::vector<std::uint64_t> keys_;
+  std::vector<Part> sorted_;
+  std::vector<std::int32_t> first_;      // where runs of parts that are one transfer begin
+  std::vector<std::int32_t> set_begin_;  // sets of runs between devices that exchange among themselves
+  std::vector<std::int32_t> set_runs_;
+  std::vector<std::int32_t> leader_;
+  std::vector<std::int32_t> place_;
+  std::vector<std::int32_t> ring_;
+  std::vector<std::int32_t> given_;
+  std::vector<std::int32_t> boxes_;
+  std::vector<std::int32_t> by_sender_;
+  std::vector<std::int32_t> by_receiver_;
+};
+
+}  // namespace soapstone
+
+#endif  // SOAPSTONE_CPP_DRAFT_H_

@@ -1,0 +1,96 @@
+#include "space.h"
+
+#include <utility>
+
+namespace soapstone {
+namespace {
+
+// Whether factored axes are cut outermost first, as ops/signature.py wants it.
+bool IsLegal(const NodeData& leader, const std::vector<std::int32_t>& degrees) {
+  for (const std::vector<std::int32_t>& dims : leader.factored) {
+    for (std::size_t i = 0; i + 1 < dims.size(); ++i) {
+      if (degrees[dims[i + 1]] > 1 && degrees[dims[i]] != leader.sizes[dims[i]]) return false;
+    }
+  }
+  return true;
+}
+
+void Extend(const NodeData& leader, std::size_t dim, std::int32_t left, std::vector<std::int32_t>* degrees,
+            std::vector<std::vector<std::int32_t>>* found) {
+  if (dim == leader.sizes.size()) {
+    if (IsLegal(leader, *degrees)) found->push_back(*degrees);
+    return;
+  }
+  for (std::int32_t degree = 1; degree <= left; ++degree) {
+    if (leader.sizes[dim] % degree != 0) continue;
+    (*degrees)[dim] = degree;
+    Extend(leader, dim + 1, left / degree, degrees, found);
+    if (!leader.is_splittable[dim]) break;
+  }
+  (*degrees)[dim] = 1;
+}
+
+}  // namespace
+
+Space::Space(const Problem* problem)
+    : problem_(problem), tables_(*problem), known_(problem->blocks.size()), choices_(problem->blocks.size()) {}
+
+std::size_t Space::Hash::operator()(const std::vector<std::int32_t>& degrees) const {
+  std::size_t hash = 0x9e3779b97f4a7c15;
+  for (const std::int32_t degree : degrees) hash = (hash ^ static_cast<std::size_t>(degree)) * 0xff51afd7ed558ccd;
+  return hash;
+}
+
+const Layout* Space::Find(std::int32_t block, const std::vector<std::int32_t>& degrees) {
+  const auto [found, is_new] = known_[block].try_emplace(degrees);
+  if (is_new) {
+    auto layout = MakeLayout(*problem_, &tables_, block, degrees);
+    if (layout) found->second = std::make_unique<const Layout>(std::move(*layout));
+  }
+  return found->second.get();
+}
+
+void Space::List(std::int32_t block) {
+  Choice& choice = choices_[block];
+  if (choice.is_listed) return;
+  choice.is_listed = true;
+  const NodeData& leader = problem_->blocks[block].nodes[0];
+  std::vector<std::int32_t> degrees(leader.sizes.size(), 1);
+  Extend(leader, 0, problem_->machine.device_count, &degrees, &choice.degrees);
+  choice.layouts.assign(choice.degrees.size(), nullptr);
+}
+
+const Layout* Space::Draw(std::int32_t block, Random* random) {
+  List(block);
+  Choice& choice = choices_[block];
+  while (true) {
+    const std::int32_t at = random->Below(choice.degrees.size());
+    if (choice.layouts[at] == nullptr) choice.layouts[at] = Find(block, choice.degrees[at]);
+    if (choice.layouts[at] != nullptr) return choice.layouts[at];
+    // It is not legal after all: forget it. The whole block always is.
+    choice.degrees.erase(choice.degrees.begin() + at);
+    choice.layouts.erase(choice.layouts.begin() + at);
+  }
+}
+
+std::size_t Space::Count(std::int32_t block) {
+  List(block);
+  Choice& choice = choices_[block];
+  for (std::size_t at = 0; at < choice.degrees.size();) {
+    choice.layouts[at] = Find(block, choice.degrees[at]);
+    if (choice.layouts[at] != nullptr) {
+      ++at;
+      continue;
+    }
+    choice.degrees.erase(choice.degrees.begin() + static_cast<std::ptrdiff_t>(at));
+    choice.layouts.erase(choice.layouts.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+  return choice.degrees.size();
+}
+
+const std::vector<std::vector<std::int32_t>>& Space::degrees(std::int32_t block) {
+  List(block);
+  return choices_[block].degrees;
+}
+
+}  // namespace soapstone
