@@ -34,8 +34,8 @@ class Calendar {
   void Reset(std::size_t tasks, double first_s, double last_s) {
     Clear();
     const std::size_t count = std::clamp<std::size_t>(std::bit_ceil(tasks), 64, 1 << 17);
-    if (buckets_.size() < count) {
-      buckets_.resize(count);
+    if (first_.size() < count) {
+      first_.resize(count);
       is_filled_.resize(count / 64, 0);
     }
     count_ = static_cast<std::int64_t>(count);
@@ -44,11 +44,8 @@ class Calendar {
   }
 
   void Clear() {
-    for (std::size_t word = 0; word < is_filled_.size(); ++word) {
-      for (; is_filled_[word] != 0; is_filled_[word] &= is_filled_[word] - 1) {
-        buckets_[64 * word + std::countr_zero(is_filled_[word])].clear();
-      }
-    }
+    std::fill(is_filled_.begin(), is_filled_.end(), 0);
+    entries_.clear();
     active_.clear();
     next_ = 0;
     current_ = -1;
@@ -60,8 +57,11 @@ class Calendar {
       active_.insert(std::upper_bound(active_.begin() + static_cast<std::ptrdiff_t>(next_), active_.end(), event), event);
       return;
     }
-    buckets_[bucket].push_back(event);
-    is_filled_[bucket / 64] |= std::uint64_t{1} << (bucket % 64);
+    std::uint64_t& word = is_filled_[bucket / 64];
+    const std::uint64_t bit = std::uint64_t{1} << (bucket % 64);
+    entries_.push_back({event, (word & bit) != 0 ? first_[bucket] : kNone});
+    first_[bucket] = static_cast<std::int32_t>(entries_.size()) - 1;
+    word |= bit;
   }
 
   // Takes out the first; false if there is none.
@@ -75,14 +75,22 @@ class Calendar {
   template <typename Visit>
   void ForEach(const Visit& visit) const {
     for (std::size_t i = next_; i < active_.size(); ++i) visit(active_[i]);
-    for (std::size_t word = 0; word < is_filled_.size(); ++word) {
+    for (std::size_t word = (current_ + 1) / 64; word < is_filled_.size(); ++word) {
       for (std::uint64_t left = is_filled_[word]; left != 0; left &= left - 1) {
-        for (const Event& event : buckets_[64 * word + std::countr_zero(left)]) visit(event);
+        std::int32_t entry = first_[64 * word + std::countr_zero(left)];
+        for (; entry != kNone; entry = entries_[entry].next) visit(entries_[entry].event);
       }
     }
   }
 
  private:
+  static constexpr std::int32_t kNone = -1;
+
+  struct Entry {
+    Event event;
+    std::int32_t next;  // of the same bucket
+  };
+
   std::int64_t BucketOf(double ready_s) const {
     const double at = (ready_s - first_s_) * per_s_;
     if (!(at > 0)) return 0;
@@ -92,20 +100,21 @@ class Calendar {
   bool Advance() {
     active_.clear();
     next_ = 0;
-    std::int64_t word = (current_ + 1) / 64;
-    for (; word < static_cast<std::int64_t>(is_filled_.size()); ++word) {
-      if (is_filled_[word] == 0) continue;
-      current_ = 64 * word + std::countr_zero(is_filled_[word]);
-      is_filled_[word] &= is_filled_[word] - 1;
-      active_.swap(buckets_[current_]);
-      if (active_.size() > 1) std::sort(active_.begin(), active_.end());
-      return true;
+    auto word = static_cast<std::size_t>(current_ + 1) / 64;
+    while (word < is_filled_.size() && is_filled_[word] == 0) ++word;
+    if (word == is_filled_.size()) return false;
+    current_ = static_cast<std::int64_t>(64 * word) + std::countr_zero(is_filled_[word]);
+    is_filled_[word] &= is_filled_[word] - 1;
+    for (std::int32_t entry = first_[current_]; entry != kNone; entry = entries_[entry].next) {
+      active_.push_back(entries_[entry].event);
     }
-    return false;
+    if (active_.size() > 1) std::sort(active_.begin(), active_.end());
+    return true;
   }
 
-  std::vector<std::vector<Event>> buckets_;
-  std::vector<std::uint64_t> is_filled_;
+  std::vector<std::int32_t> first_;        // by bucket: its first entry, where it is filled
+  std::vector<std::uint64_t> is_filled_;   // by bucket, in bits
+  std::vector<Entry> entries_;
   std::vector<Event> active_;  // the current bucket, sorted; taken out up to next_
   std::size_t next_ = 0;
   std::int64_t current_ = -1;

@@ -9,6 +9,8 @@ namespace {
 constexpr std::int32_t kLater = std::numeric_limits<std::int32_t>::max();
 constexpr std::int32_t kLeastBetweenSnapshots = 16;
 constexpr std::int32_t kMostSnapshots = 64;
+// Added to what a task waits for while not all of that is known.
+constexpr std::int32_t kPending = 1 << 24;
 constexpr std::int32_t kBetweenLooks = 32;  // tasks between looks at all resources
 
 // A little more than the threshold, so that rounding drops nothing that should stand.
@@ -28,6 +30,8 @@ Engine::Engine(const Problem* problem, BoxTables* tables, EngineOptions options)
       first_backward_(problem->blocks.size(), 0),
       has_root_(problem->blocks.size(), 0),
       predecessors_(graph_.groups().size()),
+      awaited_in_(problem->blocks.size(), 0),
+      pending_in_(problem->blocks.size(), 0),
       rebuilt_in_(graph_.groups().size(), 0),
       free_s_(resources_, 0),
       done_fs_(resources_, 0),
@@ -58,6 +62,8 @@ double Engine::Makespan() {
   tasks_ = graph_.task_count();
   snapshot_count_ = 0;
   proposed_ = -1;
+  awaits_backward_ = false;
+  Reserve();
   ++run_;
   proposed_s_ = Run(0, kNever);
   Commit();
@@ -75,25 +81,88 @@ double Engine::Propose(std::int32_t block, const Placement& placement, double th
   is_begun_ = true;
   ++built_;
   saved_work_fs_ = work_fs_;
-  const auto touched = graph_.touched(block);
-  for (const std::int32_t group : touched) Count(graph_.groups()[group], -1);
+  for (const Pass pass : {kForwardPass, kBackwardPass}) {
+    for (const std::int32_t group : graph_.touched(block, pass)) {
+      Count(graph_.groups()[group], -1);
+      rebuilt_in_[group] = run_;
+    }
+  }
   graph_.Begin(block, placement);
-  for (const std::int32_t group : touched) {
-    graph_.Rebuild(group);
-    rebuilt_in_[group] = run_;
-    Count(graph_.groups()[group], 1);
-    if (!FitsCounted(graph_.groups()[group], limit_fs)) return kNever;
+  if (!Build(kForwardPass, limit_fs)) return kNever;
+  has_root_now_ = HasRoot(block);
+  if (graph_.AwaitsGradient(block)) {
+    PutOffBackward();
+  } else {
+    awaits_backward_ = false;
+    if (!Build(kBackwardPass, limit_fs)) return kNever;
   }
   ++runs_;
-  tasks_ = graph_.task_count();
-  has_root_now_ = HasRoot(block);
   proposed_s_ = Run(options_.uses_rewind ? FirstMoment(block) : 0, threshold_s);
   return proposed_s_;
 }
 
+// Rebuilds the groups of one pass. False if that shows that the limit cannot be met.
+bool Engine::Build(Pass pass, double limit_fs) {
+  for (const std::int32_t group : graph_.touched(proposed_, pass)) {
+    graph_.Rebuild(group);
+    Count(graph_.groups()[group], 1);
+    if (!FitsCounted(graph_.groups()[group], limit_fs)) return false;
+  }
+  graph_.Link(pass);
+  Reserve();
+  return true;
+}
+
+// Puts off rebuilding the groups of the backward pass until they matter, which for most proposals they
+// never do: until a backward task is taken that gives to them, or one is ready whose waiting for them is not
+// yet known.
+void Engine::PutOffBackward() {
+  awaits_backward_ = true;
+  is_backward_due_ = false;
+  awaited_in_[proposed_] = run_;
+  for (const std::int32_t group : graph_.touched(proposed_, kBackwardPass)) {
+    for (const Attachment& attachment : graph_.groups()[group].attached) awaited_in_[attachment.block] = run_;
+  }
+  pending_in_[proposed_] = run_;
+  for (const std::int32_t writer : graph_.writers(proposed_)) pending_in_[writer] = run_;
+}
+
+bool Engine::CatchUpBackward(double limit_fs) {
+  awaits_backward_ = false;
+  const auto for_each_pending = [this](const auto& visit) {
+    const auto visit_block = [&](std::int32_t block) {
+      const std::int32_t first = graph_.groups()[block].first;
+      for (std::int32_t i = graph_.PassTasks(block); i < graph_.ComputeTasks(block); ++i) {
+        if (live_[first + i].run == run_) visit(first + i);
+      }
+    };
+    visit_block(proposed_);
+    for (const std::int32_t writer : graph_.writers(proposed_)) visit_block(writer);
+  };
+  for_each_pending([this](std::int32_t slot) {
+    live_[slot].remaining -= PendingOf(slot) + graph_.slots()[slot].waits;
+  });
+  if (!Build(kBackwardPass, limit_fs)) return false;
+  for_each_pending([this](std::int32_t slot) {
+    live_[slot].remaining += graph_.slots()[slot].waits;
+    if (live_[slot].remaining == 0) queue_.Push({live_[slot].ready_s, graph_.slots()[slot].order, slot});
+  });
+  for (std::int32_t r = 0; r < resources_; ++r) left_fs_[r] = work_fs_[r] - done_fs_[r];
+  return true;
+}
+
+// Makes room for what is known by slot.
+void Engine::Reserve() {
+  if (graph_.slots().size() <= live_.size()) return;
+  live_.resize(graph_.slots().capacity());
+  past_.resize(live_.size());
+}
+
 void Engine::Accept() {
   if (proposed_ < 0) return;
-  for (const std::int32_t group : graph_.touched(proposed_)) predecessors_[group].is_known = false;
+  for (const Pass pass : {kForwardPass, kBackwardPass}) {
+    for (const std::int32_t group : graph_.touched(proposed_, pass)) predecessors_[group].is_known = false;
+  }
   compute_fs_.swap(new_compute_fs_);
   has_root_[proposed_] = has_root_now_;
   graph_.Keep();
@@ -171,9 +240,11 @@ std::int32_t Engine::FirstMoment(std::int32_t block) const {
   std::int32_t first = kLater;
   for (const std::int32_t writer : graph_.writers(block)) first = std::min(first, first_forward_[writer]);
   for (const std::int32_t sharer : graph_.sharers(block)) first = std::min(first, first_backward_[sharer]);
-  for (const TaskGraph::Touch& touch : graph_.touching(block)) {
-    for (const Attachment& attachment : graph_.groups()[touch.group].attached) {
-      first = std::min(first, first_backward_[attachment.block]);
+  for (const Pass pass : {kForwardPass, kBackwardPass}) {
+    for (const TaskGraph::Touch& touch : graph_.touching(block, pass)) {
+      for (const Attachment& attachment : graph_.groups()[touch.group].attached) {
+        first = std::min(first, first_backward_[attachment.block]);
+      }
     }
   }
   return first;
@@ -187,10 +258,6 @@ void Engine::Start(std::int32_t from, double limit_s) {
   kept_snapshots_ = at;
   log_.clear();
   taken_count_ = 0;
-  if (graph_.slots().size() > live_.size()) {
-    live_.resize(graph_.slots().capacity());
-    past_.resize(live_.size());
-  }
   const double last_s = limit_s < kNever ? limit_s : 0;
   if (at == 0) {
     start_ = 0;
@@ -238,7 +305,6 @@ double Engine::Run(std::int32_t from, double threshold_s) {
   }
   Start(from, scale_s);
   const std::int32_t between = std::max(kLeastBetweenSnapshots, tasks_ / kMostSnapshots);
-  const Slot* slots = graph_.slots().data();
   if (threshold_s < kNever && !FitsLeft(0, limit_fs)) return kNever;
   Calendar::Event event;
   std::int32_t until_snapshot = between;
@@ -248,8 +314,10 @@ double Engine::Run(std::int32_t from, double threshold_s) {
       until_snapshot = between;
       if (options_.uses_rewind) TakeSnapshot();
     }
+    if (awaits_backward_ && is_backward_due_ && !CatchUpBackward(limit_fs)) return kNever;
     if (!queue_.Pop(&event)) break;
-    const Slot& slot = slots[event.slot];
+    if (awaits_backward_ && IsAwaited(event.slot) && !CatchUpBackward(limit_fs)) return kNever;
+    const Slot& slot = graph_.slots()[event.slot];
     const double end_s = std::max(event.ready_s, free_s_[slot.resource]) + slot.duration_s;
     free_s_[slot.resource] = end_s;
     so_far_s_ = std::max(so_far_s_, end_s);
@@ -266,7 +334,7 @@ double Engine::Run(std::int32_t from, double threshold_s) {
       }
     }
     log_.push_back({event.slot, {end_s, event.ready_s, moment_, live_[event.slot].first}});
-    graph_.ForEachSuccessor(event.slot, [&](std::int32_t next) { Arrive(next, end_s); });
+    graph_.ForEachSuccessor(slot, [&](std::int32_t next) { Arrive(next, end_s); });
     ++moment_;
   }
   return so_far_s_;
@@ -276,15 +344,15 @@ void Engine::Arrive(std::int32_t slot, double end_s) {
   Live& live = live_[slot];
   if (live.run != run_) Revive(slot);
   live.ready_s = std::max(live.ready_s, end_s);
-  if (--live.remaining > 0) return;
+  if (--live.remaining > 0) {
+    if (live.remaining == kPending) is_backward_due_ = true;
+    return;
+  }
   const Slot& what = graph_.slots()[slot];
   if (what.resource == Slot::kGate) {
     const double ready_s = live.ready_s;
     log_.push_back({slot, {ready_s, ready_s, moment_, live.first}});
-    for (const std::int32_t next :
-         graph_.groups()[what.group].successors[slot - graph_.groups()[what.group].first]) {
-      Arrive(next, ready_s);
-    }
+    for (std::int32_t i = 0; i < what.next_count; ++i) Arrive(what.next[i], ready_s);
     return;
   }
   queue_.Push({live.ready_s, what.order, slot});
@@ -295,30 +363,58 @@ void Engine::Revive(std::int32_t slot) {
   const Slot& what = graph_.slots()[slot];
   Live& live = live_[slot];
   live = {0, what.waits, run_, moment_};
+  if (awaits_backward_ && IsPending(slot)) live.remaining += PendingOf(slot);
   if (start_ == 0 || rebuilt_in_[what.group] == run_ || past_[slot].first >= start_) return;
   live.first = past_[slot].first;
   const Group& group = graph_.groups()[what.group];
   const std::int32_t local = slot - group.first;
   CountArrived(slot, PredecessorsOf(what.group).own, local);
   if (what.group < graph_.block_count()) {
-    for (const TaskGraph::Touch& touch : graph_.touching(what.group)) {
+    const std::int32_t forward = graph_.PassTasks(what.group);
+    const Pass pass = local < forward ? kForwardPass : kBackwardPass;
+    for (const TaskGraph::Touch& touch : graph_.touching(what.group, pass)) {
       if (rebuilt_in_[touch.group] == run_) continue;
-      CountArrived(slot, PredecessorsOf(touch.group).attached[touch.attachment], local);
+      const Rows& rows = PredecessorsOf(touch.group).attached[touch.attachment];
+      CountArrived(slot, rows, pass == kForwardPass ? local : local - forward);
     }
   }
   if (!group.gradients.is_used) return;
   for (const Attachment& attachment : group.attached) {
-    const Group& block = graph_.groups()[attachment.block];
-    for (std::int32_t i = 0; i < block.tasks; ++i) {
-      const Past& past = past_[block.first + i];
-      if (i >= graph_.ComputeTasks(attachment.block) || past.taken >= start_) continue;
-      graph_.ForEachGradientTarget(attachment.block, i, [&](const Group&, std::int32_t next, std::int32_t) {
-        if (next != slot) return;
-        --live.remaining;
-        live.ready_s = std::max(live.ready_s, past.end_s);
-      });
+    const std::int32_t first = graph_.groups()[attachment.block].first;
+    for (std::int32_t i = graph_.PassTasks(attachment.block); i < graph_.ComputeTasks(attachment.block); ++i) {
+      if (past_[first + i].taken >= start_) continue;
+      const Slot& before = graph_.slots()[first + i];
+      for (std::int32_t n = 0; n < before.next_count; ++n) {
+        if (before.next[n] >= 0 || graph_.GradientGroupOf(~before.next[n]) != what.group) continue;
+        for (const std::int32_t target : graph_.GradientTargetsOf(~before.next[n])) {
+          if (target != slot) continue;
+          --live.remaining;
+          live.ready_s = std::max(live.ready_s, past_[first + i].end_s);
+        }
+      }
     }
   }
+}
+
+// What is added to what a task waits for, while that is not yet known. A task of the proposed block surely
+// waits for something more: a gradient.
+std::int32_t Engine::PendingOf(std::int32_t slot) const {
+  return graph_.slots()[slot].group == proposed_ ? kPending + 1 : kPending;
+}
+
+bool Engine::IsPending(std::int32_t slot) const {
+  const std::int32_t block = graph_.slots()[slot].group;
+  if (block >= graph_.block_count() || pending_in_[block] != run_) return false;
+  const std::int32_t local = slot - graph_.groups()[block].first;
+  return local >= graph_.PassTasks(block) && local < graph_.ComputeTasks(block);
+}
+
+// Whether a task has to do with the groups that are still to be rebuilt.
+bool Engine::IsAwaited(std::int32_t slot) const {
+  const std::int32_t block = graph_.slots()[slot].group;
+  if (block >= graph_.block_count() || awaited_in_[block] != run_) return false;
+  const std::int32_t local = slot - graph_.groups()[block].first;
+  return local >= graph_.PassTasks(block) && local < graph_.ComputeTasks(block);
 }
 
 void Engine::CountArrived(std::int32_t slot, const Rows& rows, std::int32_t row) {
@@ -337,6 +433,7 @@ const Engine::Predecessors& Engine::PredecessorsOf(std::int32_t number) {
   found.is_known = true;
   const Group& group = graph_.groups()[number];
   const std::vector<Slot>& slots = graph_.slots();
+  const bool is_forward = graph_.PassOf(number) == kForwardPass;
   found.attached.resize(group.attached.size());
   // Counted, then filled.
   const auto reset = [](Rows* rows, std::int32_t count) {
@@ -351,6 +448,7 @@ const Engine::Predecessors& Engine::PredecessorsOf(std::int32_t number) {
     const std::int32_t block = slots[slot].group;
     *row = slot - graph_.groups()[block].first;
     if (block == number) return found.own;
+    if (*row >= graph_.PassTasks(block)) *row -= graph_.PassTasks(block);
     std::size_t i = 0;
     while (group.attached[i].block != block) ++i;
     return found.attached[i];
@@ -360,7 +458,7 @@ const Engine::Predecessors& Engine::PredecessorsOf(std::int32_t number) {
       for (const std::int32_t next : group.successors[i]) visit(group.first + i, next);
     }
     for (const Attachment& attachment : group.attached) {
-      const std::int32_t first = graph_.groups()[attachment.block].first;
+      const std::int32_t first = graph_.groups()[attachment.block].first + (is_forward ? 0 : graph_.PassTasks(attachment.block));
       for (std::int32_t i = 0; i < attachment.successors.count(); ++i) {
         for (const std::int32_t next : attachment.successors[i]) visit(first + i, next);
       }
@@ -413,11 +511,9 @@ void Engine::Commit() {
     past_[record.slot] = record.past;
     const std::int32_t block = graph_.slots()[record.slot].group;
     if (block >= blocks) continue;
-    const Placement& placement = graph_.placement(block);
     const std::int32_t local = record.slot - graph_.groups()[block].first;
     if (local >= graph_.ComputeTasks(block)) continue;
-    const auto forward = static_cast<std::int32_t>(placement.devices.size()) * placement.layout->segments;
-    std::int32_t& first = local < forward ? first_forward_[block] : first_backward_[block];
+    std::int32_t& first = local < graph_.PassTasks(block) ? first_forward_[block] : first_backward_[block];
     first = std::min(first, record.past.taken);
   }
   snapshot_count_ = kept_snapshots_;

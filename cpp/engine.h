@@ -102,6 +102,13 @@ class Engine {
   bool FitsCompute(std::int32_t block, const Placement& placement, double limit_fs);
   void Count(const Group& group, std::int64_t sign);
   bool FitsCounted(const Group& group, double limit_fs);
+  bool Build(Pass pass, double limit_fs);
+  void Reserve();
+  void PutOffBackward();
+  bool CatchUpBackward(double limit_fs);
+  bool IsPending(std::int32_t slot) const;
+  std::int32_t PendingOf(std::int32_t slot) const;
+  bool IsAwaited(std::int32_t slot) const;
   bool HasRoot(std::int32_t block) const;
   std::int32_t FirstMoment(std::int32_t block) const;
   double Run(std::int32_t from, double threshold_s);
@@ -140,6 +147,10 @@ class Engine {
   std::int32_t proposed_ = -1;
   bool is_begun_ = false;
   bool has_root_now_ = false;
+  bool awaits_backward_ = false;  // whether the groups of the backward pass are still to be rebuilt
+  bool is_backward_due_ = false;  // whether it is time to do so
+  std::vector<std::int32_t> awaited_in_;  // by block: the run in which taking its backward tasks makes it so
+  std::vector<std::int32_t> pending_in_;  // by block: the run in which what they wait for is not yet known
   double proposed_s_ = 0;
 
   // The simulation under way.

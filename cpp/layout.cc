@@ -1,6 +1,7 @@
 #include "layout.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <utility>
 
@@ -272,6 +273,28 @@ std::optional<BoxBounds> Intersection(const BoxBounds& a, const BoxBounds& b) {
     if (both[i + 1] <= both[i]) return std::nullopt;
   }
   return both;
+}
+
+bool ReadsAll(const NodeData& node, const Access& operand) {
+  const auto box = Read(node, operand, WholePoints(node));
+  if (!box) return false;
+  for (std::size_t i = 0; i < operand.shape.size(); ++i) {
+    if ((*box)[2 * i] != 0 || (*box)[2 * i + 1] != operand.shape[i]) return false;
+    // Steps must not be longer than what the dims with shorter steps cover, or elements are left out.
+    const Axis& axis = operand.axes[i];
+    if (axis.divisor != 1) return false;
+    std::vector<std::pair<std::int64_t, std::int64_t>> steps;
+    for (std::size_t t = 0; t < axis.dims.size(); ++t) {
+      steps.emplace_back(std::abs(axis.strides[t]), node.sizes[axis.dims[t]]);
+    }
+    std::sort(steps.begin(), steps.end());
+    std::int64_t covered = 1;
+    for (const auto& [step, size] : steps) {
+      if (step > covered) return false;
+      covered += step * (size - 1);
+    }
+  }
+  return true;
 }
 
 BoxTables::BoxTables(const Problem& problem) {

@@ -132,6 +132,9 @@ struct Layout {
 constexpr double kFemto = 1e15;
 inline std::int64_t Femtoseconds(double seconds) { return static_cast<std::int64_t>(seconds * kFemto); }
 
+// Whether a node as a whole reads every element of an operand.
+bool ReadsAll(const NodeData& node, const Access& operand);
+
 // The layout of a block whose leader is split by `degrees` (one for each dim of the leader); nullopt if a
 // follower would be cut across its factors, or read what another shard of the block wrote.
 //

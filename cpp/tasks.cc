@@ -75,7 +75,7 @@ TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables)
     : problem_(problem),
       tables_(tables),
       placements_(problem->blocks.size()),
-      groups_(problem->blocks.size() + problem->values.size() + problem->weights.size()),
+      groups_(problem->blocks.size() + 2 * problem->values.size() + problem->weights.size()),
       unused_(32),
       is_stale_(groups_.size(), 1),
       is_new_(problem->blocks.size(), 0),
@@ -83,15 +83,21 @@ TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables)
       readers_(problem->values.size()),
       users_(problem->weights.size()),
       first_user_(problem->weights.size(), -1),
+      is_covered_(problem->values.size(), 0),
       value_rank_(problem->values.size(), 0),
       weight_rank_(problem->weights.size(), 0),
-      touched_(problem->blocks.size()),
-      touching_(problem->blocks.size()),
       writers_(problem->blocks.size()),
       sharers_(problem->blocks.size()),
       draft_(&problem->machine),
       turns_(problem->machine.device_count, 0),
       cuts_(problem->weights.size()) {
+  for (const Pass pass : {kForwardPass, kBackwardPass}) {
+    touched_[pass].resize(problem->blocks.size());
+    touching_[pass].resize(problem->blocks.size());
+    linked_[pass].resize(problem->blocks.size());
+    is_relinked_[pass].resize(problem->blocks.size(), 0);
+  }
+  handle_.resize(problem->weights.size());
   const auto count = static_cast<std::int32_t>(problem->blocks.size());
   for (std::int32_t block = 0; block < count; ++block) {
     std::set<std::int32_t> values;
@@ -107,6 +113,7 @@ TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables)
           std::vector<std::int32_t>& readers = readers_[operand.value];
           if (readers.empty() || readers.back() != block) readers.push_back(block);
           values.insert(operand.value);
+          if (node.writes_gradient && ReadsAll(node, operand)) is_covered_[operand.value] = 1;
         } else if (operand.weight >= 0) {
           std::vector<std::int32_t>& users = users_[operand.weight];
           if (users.empty() || users.back() != block) users.push_back(block);
@@ -115,9 +122,14 @@ TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables)
         }
       }
     }
-    touched_[block].push_back(block);
-    for (const std::int32_t value : values) touched_[block].push_back(ValueGroup(value));
-    for (const std::int32_t weight : weights) touched_[block].push_back(WeightGroup(weight));
+    touched_[kForwardPass][block].push_back(block);
+    for (const Pass pass : {kForwardPass, kBackwardPass}) {
+      for (const std::int32_t value : values) {
+        if (pass == kBackwardPass && !problem->values[value].is_differentiable) continue;
+        touched_[pass][block].push_back(ValueGroup(value, pass));
+      }
+    }
+    for (const std::int32_t weight : weights) touched_[kBackwardPass][block].push_back(WeightGroup(weight));
   }
   std::vector<std::int32_t> values_of(count, 0);
   std::vector<std::set<std::int32_t>> writers(count);
@@ -129,12 +141,13 @@ TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables)
   });
   for (const std::int32_t value : by_number) value_rank_[value] = values_of[writer_[value]]++;
   for (std::size_t value = 0; value < problem->values.size(); ++value) {
-    Group& group = groups_[ValueGroup(static_cast<std::int32_t>(value))];
-    for (const std::int32_t reader : readers_[value]) {
-      writers[reader].insert(writer_[value]);
-      group.attached.push_back({reader, {}, {}});
+    for (const std::int32_t reader : readers_[value]) writers[reader].insert(writer_[value]);
+    for (const Pass pass : {kForwardPass, kBackwardPass}) {
+      if (pass == kBackwardPass && !problem->values[value].is_differentiable) continue;
+      Group& group = groups_[ValueGroup(static_cast<std::int32_t>(value), pass)];
+      for (const std::int32_t reader : readers_[value]) group.attached.push_back({reader, {}, {}});
+      group.attached.push_back({writer_[value], {}, {}});
     }
-    group.attached.push_back({writer_[value], {}, {}});
   }
   std::vector<std::int32_t> weights_of(count, 0);
   for (std::size_t weight = 0; weight < problem->weights.size(); ++weight) {
@@ -147,7 +160,7 @@ TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables)
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (std::size_t i = 0; i < groups_[g].attached.size(); ++i) {
-      touching_[groups_[g].attached[i].block].push_back(
+      touching_[PassOf(static_cast<std::int32_t>(g))][groups_[g].attached[i].block].push_back(
           {static_cast<std::int32_t>(g), static_cast<std::int32_t>(i)});
     }
   }
@@ -162,12 +175,7 @@ TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables)
     throw std::invalid_argument("there are too many blocks or weights");
   }
   spare_ = groups_;
-}
-
-std::int32_t TaskGraph::ComputeTasks(std::int32_t block) const {
-  const Placement& placement = placements_[block];
-  return static_cast<std::int32_t>(placement.devices.size()) * placement.layout->segments *
-         (problem_->blocks[block].needs_backward ? 2 : 1);
+  for (const Pass pass : {kForwardPass, kBackwardPass}) spare_linked_[pass] = linked_[pass];
 }
 
 std::int32_t TaskGraph::task_count() const {
@@ -176,11 +184,23 @@ std::int32_t TaskGraph::task_count() const {
   return count;
 }
 
+bool TaskGraph::AwaitsGradient(std::int32_t block) const {
+  const Layout& layout = *placements_[block].layout;
+  return problem_->blocks[block].needs_backward &&
+         std::any_of(layout.written.begin(), layout.written.end(), [&](const Written& written) {
+           const std::int32_t value = written.port.subject;
+           return is_covered_[value] && problem_->values[value].is_differentiable &&
+                  written.port.segment == layout.segments - 1;
+         });
+}
+
 // -- changes ----------------------------------------------------------------------------------------------
 
 void TaskGraph::Place(std::int32_t block, const Placement& placement) {
   placements_[block] = placement;
-  for (const std::int32_t group : touched_[block]) is_stale_[group] = 1;
+  for (const Pass pass : {kForwardPass, kBackwardPass}) {
+    for (const std::int32_t group : touched_[pass][block]) is_stale_[group] = 1;
+  }
 }
 
 void TaskGraph::Refresh() {
@@ -188,6 +208,8 @@ void TaskGraph::Refresh() {
     if (is_stale_[group]) Rebuild(static_cast<std::int32_t>(group));
     is_stale_[group] = 0;
   }
+  Link(kForwardPass);
+  Link(kBackwardPass);
   Keep();
 }
 
@@ -211,56 +233,141 @@ void TaskGraph::Rebuild(std::int32_t group) {
 // Makes the tasks of attached blocks wait for what a group is now and not for what it was. Blocks rebuilt in
 // this change wait for nothing of what it was.
 void TaskGraph::Attach(std::int32_t group, const Group& to, const Group& from) {
-  for (std::size_t i = 0; i < groups_[group].attached.size(); ++i) {
+  const Pass pass = PassOf(group);
+  for (std::size_t i = 0; i < to.attached.size(); ++i) {
     const std::int32_t block = to.attached[i].block;
-    const std::int32_t first = groups_[block].first;
+    Slot* slot = slots_.data() + groups_[block].first + (pass == kForwardPass ? 0 : PassTasks(block));
     const std::vector<std::int32_t>& more = to.attached[i].waits;
     const std::vector<std::int32_t>& less = from.attached[i].waits;
-    for (std::size_t t = 0; t < more.size(); ++t) slots_[first + t].waits += more[t];
+    for (std::size_t t = 0; t < more.size(); ++t) slot[t].waits += more[t];
     if (is_new_[block]) continue;
-    for (std::size_t t = 0; t < less.size(); ++t) slots_[first + t].waits -= less[t];
+    for (std::size_t t = 0; t < less.size(); ++t) slot[t].waits -= less[t];
+    // A weight says most of what it has to say by handles, which stay.
+    if (more.empty() && less.empty()) continue;
+    if (!std::exchange(is_relinked_[pass][block], 1)) relinked_[pass].push_back(block);
   }
+}
+
+// Puts together what follows the compute tasks of the blocks that the rebuilt groups speak of.
+void TaskGraph::Link(Pass pass) {
+  is_linked_[pass] = true;
+  for (const std::int32_t group : rebuilt_) {
+    if (group < block_count() && !std::exchange(is_relinked_[pass][group], 1)) relinked_[pass].push_back(group);
+  }
+  for (const std::int32_t block : relinked_[pass]) {
+    if (pass == kForwardPass || problem_->blocks[block].needs_backward) LinkBlock(block, pass);
+  }
+}
+
+void TaskGraph::LinkBlock(std::int32_t block, Pass pass) {
+  const Group& own = groups_[block];
+  const Placement& placement = placements_[block];
+  const Layout& layout = *placement.layout;
+  const auto places = static_cast<std::int32_t>(placement.devices.size());
+  const std::int32_t tasks = PassTasks(block);
+  const std::int32_t skipped = pass == kForwardPass ? 0 : tasks;
+  Rows& rows = spare_linked_[pass][block];
+  rows.begin.assign(1, 0);
+  rows.items.clear();
+  const std::vector<Touch>& touching = touching_[pass][block];
+  for (std::int32_t segment = 0; segment < layout.segments; ++segment) {
+    for (std::int32_t pc = 0; pc < places; ++pc) {
+      const std::int32_t task = segment * places + pc;
+      const auto append = [&rows](std::span<const std::int32_t> row) {
+        for (const std::int32_t next : row) rows.items.push_back(next);
+      };
+      append(own.successors[skipped + task]);
+      for (const Touch& touch : touching) {
+        const Rows& more = groups_[touch.group].attached[touch.attachment].successors;
+        if (task < more.count()) append(more[task]);
+      }
+      if (pass == kBackwardPass) {
+        for (const Port& port : layout.weights) {
+          if (port.segment != segment || !port.gives_gradient) continue;
+          if (!groups_[WeightGroup(port.subject)].gradients.is_used) continue;
+          const std::int32_t box = port.boxes[pc / placement.copies];
+          if (box != BoxTable::kNone) rows.items.push_back(~HandleOf(port.subject, box));
+        }
+      }
+      rows.begin.push_back(static_cast<std::int32_t>(rows.items.size()));
+    }
+  }
+  std::swap(linked_[pass][block], spare_linked_[pass][block]);
+  PointAt(block, pass);
+}
+
+void TaskGraph::PointAt(std::int32_t block, Pass pass) {
+  const Rows& rows = linked_[pass][block];
+  Slot* slot = slots_.data() + groups_[block].first + (pass == kForwardPass ? 0 : rows.count());
+  for (std::int32_t task = 0; task < rows.count(); ++task) {
+    slot[task].next = rows.items.data() + rows.begin[task];
+    slot[task].next_count = rows.begin[task + 1] - rows.begin[task];
+  }
+}
+
+std::int32_t TaskGraph::HandleOf(std::int32_t weight, std::int32_t box) {
+  std::vector<std::int32_t>& handles = handle_[weight];
+  if (static_cast<std::size_t>(box) >= handles.size()) handles.resize(tables_->weights[weight].size(), -1);
+  if (handles[box] < 0) {
+    handles[box] = static_cast<std::int32_t>(handles_.size());
+    handles_.push_back({WeightGroup(weight), box});
+  }
+  return handles[box];
 }
 
 void TaskGraph::Keep() {
   for (const std::int32_t group : rebuilt_) {
     if (group < block_count()) is_new_[group] = 0;
   }
+  for (const Pass pass : {kForwardPass, kBackwardPass}) {
+    for (const std::int32_t block : relinked_[pass]) is_relinked_[pass][block] = 0;
+    relinked_[pass].clear();
+  }
+  is_linked_[kForwardPass] = is_linked_[kBackwardPass] = false;
   rebuilt_.clear();
   changed_ = -1;
 }
 
 void TaskGraph::Undo() {
+  if (changed_ >= 0) std::swap(placements_[changed_], replaced_);
   for (const std::int32_t group : rebuilt_) {
     std::swap(groups_[group], spare_[group]);
-    if (group >= block_count()) {
-      // The changed block has its old slots again, which still wait for what the group was.
-      for (std::size_t i = 0; i < groups_[group].attached.size(); ++i) {
-        const std::int32_t block = groups_[group].attached[i].block;
-        if (block == changed_) continue;
-        const std::int32_t first = groups_[block].first;
-        const std::vector<std::int32_t>& more = groups_[group].attached[i].waits;
-        const std::vector<std::int32_t>& less = spare_[group].attached[i].waits;
-        for (std::size_t t = 0; t < more.size(); ++t) slots_[first + t].waits += more[t];
-        for (std::size_t t = 0; t < less.size(); ++t) slots_[first + t].waits -= less[t];
-      }
+    // The changed block has its old slots again, which still wait for what the group was.
+    for (std::size_t i = 0; i < groups_[group].attached.size(); ++i) {
+      const std::int32_t block = groups_[group].attached[i].block;
+      if (block == changed_) continue;
+      Slot* slot = slots_.data() + groups_[block].first + (PassOf(group) == kForwardPass ? 0 : PassTasks(block));
+      const std::vector<std::int32_t>& more = groups_[group].attached[i].waits;
+      const std::vector<std::int32_t>& less = spare_[group].attached[i].waits;
+      for (std::size_t t = 0; t < more.size(); ++t) slot[t].waits += more[t];
+      for (std::size_t t = 0; t < less.size(); ++t) slot[t].waits -= less[t];
     }
   }
-  if (changed_ >= 0) std::swap(placements_[changed_], replaced_);
+  for (const Pass pass : {kForwardPass, kBackwardPass}) {
+    if (!is_linked_[pass]) continue;
+    for (const std::int32_t block : relinked_[pass]) {
+      if (pass == kBackwardPass && !problem_->blocks[block].needs_backward) continue;
+      std::swap(linked_[pass][block], spare_linked_[pass][block]);
+      if (block != changed_) PointAt(block, pass);
+    }
+  }
   Keep();
 }
 
 // -- building ---------------------------------------------------------------------------------------------
 
 void TaskGraph::Build(std::int32_t group, Group* built) {
-  const auto values = static_cast<std::int32_t>(problem_->values.size());
   draft_.Clear();
-  if (group < block_count()) {
+  const std::int32_t value = group - block_count();
+  if (value < 0) {
     BuildCompute(group);
-  } else if (group < block_count() + values) {
-    BuildValue(group - block_count());
+  } else if (value < value_count()) {
+    AddForward(value, WrittenOf(value));
+  } else if (value < 2 * value_count()) {
+    const bool has_gradient = problem_->values[value - value_count()].is_differentiable;
+    if (has_gradient) AddBackward(value - value_count(), WrittenOf(value - value_count()));
   } else {
-    BuildWeight(group - block_count() - values, built);
+    BuildWeight(value - 2 * value_count(), built);
     return;
   }
   Install(group, built);
@@ -290,13 +397,13 @@ void TaskGraph::Install(std::int32_t number, Group* built) {
   Slot* own = slots_.data() + built->first;
   for (std::int32_t i = 0; i < built->tasks; ++i) {
     own[i] = {draft_.duration_s_[i], Femtoseconds(draft_.duration_s_[i]), draft_.order_[i], draft_.resource_[i],
-              number, 0};
+              number, 0, 0, nullptr};
     labels_[built->first + i] = {draft_.kind_[i], draft_.size_bytes_[i]};
   }
-  for (std::int32_t i = built->tasks; i < built->size(); ++i) own[i] = {0, 0, 0, Slot::kGate, number, 0};
+  for (std::int32_t i = built->tasks; i < built->size(); ++i) own[i] = {0, 0, 0, Slot::kGate, number, 0, 0, nullptr};
   built->successors.begin.assign(built->size() + 1, 0);
   for (Attachment& attachment : built->attached) {
-    const std::int32_t tasks = ComputeTasks(attachment.block);
+    const std::int32_t tasks = PassTasks(attachment.block);
     attachment.successors.begin.assign(tasks + 1, 0);
     attachment.waits.assign(tasks, 0);
   }
@@ -312,15 +419,19 @@ void TaskGraph::Install(std::int32_t number, Group* built) {
       ++built->attached[edge.to.part].waits[edge.to.task];
     }
   }
+  const bool is_forward = PassOf(number) == kForwardPass;
   const auto reserve = [](Rows* rows) {
     for (std::size_t i = 1; i < rows->begin.size(); ++i) rows->begin[i] += rows->begin[i - 1];
     rows->items.resize(rows->begin.back());
+  };
+  const auto first_of = [this, is_forward](std::int32_t block) {
+    return groups_[block].first + (is_forward ? 0 : PassTasks(block));
   };
   reserve(&built->successors);
   for (Attachment& attachment : built->attached) reserve(&attachment.successors);
   for (const Draft::Edge& edge : draft_.edges_) {
     Rows& rows = rows_of(edge.from);
-    const std::int32_t base = edge.to.part < 0 ? built->first : groups_[built->attached[edge.to.part].block].first;
+    const std::int32_t base = edge.to.part < 0 ? built->first : first_of(built->attached[edge.to.part].block);
     rows.items[rows.begin[place_of(edge.from)]++] = base + place_of(edge.to);
   }
   // Filling moved every row's begin to its end, which is the next row's begin.
@@ -330,6 +441,10 @@ void TaskGraph::Install(std::int32_t number, Group* built) {
   };
   shift_back(&built->successors);
   for (Attachment& attachment : built->attached) shift_back(&attachment.successors);
+  for (std::int32_t i = 0; i < built->size(); ++i) {
+    own[i].next = built->successors.items.data() + built->successors.begin[i];
+    own[i].next_count = built->successors.begin[i + 1] - built->successors.begin[i];
+  }
 }
 
 void TaskGraph::BuildCompute(std::int32_t block) {
@@ -353,10 +468,10 @@ void TaskGraph::BuildCompute(std::int32_t block) {
         const Ref task = draft_.Add(backward ? TaskKind::kBackward : TaskKind::kForward, device, seconds[cost], 0,
                                     order + static_cast<TaskOrder>(pc));
         if (backward) {
-          draft_.Wait(task, {Ref::kOwn, segment == last ? ForwardPlace(block, last, pc)
-                                                        : BackwardPlace(block, segment + 1, pc)});
+          draft_.Wait(task, {Ref::kOwn, segment == last ? Place(block, last, pc)
+                                                        : PassTasks(block) + Place(block, segment + 1, pc)});
         } else if (segment > 0) {
-          draft_.Wait(task, {Ref::kOwn, ForwardPlace(block, segment - 1, pc)});
+          draft_.Wait(task, {Ref::kOwn, Place(block, segment - 1, pc)});
         }
       }
     }
@@ -385,6 +500,7 @@ void TaskGraph::BuildCompute(std::int32_t block) {
 
 void TaskGraph::AddSeamInClasses(std::int32_t block, const SeamData& seam, bool backward, TaskOrder* order) {
   const Placement& placement = placements_[block];
+  const std::int32_t skipped = backward ? PassTasks(block) : 0;
   // Moves come in the order of their first devices.
   std::vector<std::pair<std::int32_t, std::int32_t>>& rows = seam_rows_;
   rows.clear();
@@ -402,12 +518,8 @@ void TaskGraph::AddSeamInClasses(std::int32_t block, const SeamData& seam, bool 
     const std::int64_t size_bytes = Volume(seam.boxes[seam.classes[row][0]]) * seam.item_bytes;
     const auto [enter, leave] = draft_.AddMove(Pattern::kAllReduce, distinct_, size_bytes, order);
     for (const std::int32_t shard : seam.classes[row]) {
-      const std::int32_t before =
-          backward ? BackwardPlace(block, seam.segment + 1, shard) : ForwardPlace(block, seam.segment, shard);
-      const std::int32_t then =
-          backward ? BackwardPlace(block, seam.segment, shard) : ForwardPlace(block, seam.segment + 1, shard);
-      draft_.Wait(enter, {Ref::kOwn, before});
-      draft_.Wait({Ref::kOwn, then}, leave);
+      draft_.Wait(enter, {Ref::kOwn, skipped + Place(block, seam.segment + (backward ? 1 : 0), shard)});
+      draft_.Wait({Ref::kOwn, skipped + Place(block, seam.segment + (backward ? 0 : 1), shard)}, leave);
     }
   }
 }
@@ -431,7 +543,7 @@ void TaskGraph::AddSeam(std::int32_t block, const SeamData& seam, bool backward,
   const auto on = [&](std::span<const std::int32_t> shards, std::int32_t device, std::int32_t segment) {
     std::vector<Ref> found;
     ForEachOn(placement, shards, device, [&](std::int32_t pc) {
-      found.push_back({Ref::kOwn, backward ? BackwardPlace(block, segment, pc) : ForwardPlace(block, segment, pc)});
+      found.push_back({Ref::kOwn, (backward ? PassTasks(block) : 0) + Place(block, segment, pc)});
     });
     return found;
   };
@@ -450,13 +562,10 @@ void TaskGraph::AddSeam(std::int32_t block, const SeamData& seam, bool backward,
   draft_.AddExchange(MakeExchange(problem_->machine, sources, sinks), sinks, seam.item_bytes, gives, takes, order);
 }
 
-void TaskGraph::BuildValue(std::int32_t value) {
-  const Written* written = nullptr;
-  for (const Written& each : placements_[writer_[value]].layout->written) {
-    if (each.port.subject == value) written = &each;
-  }
-  AddForward(value, *written);
-  if (problem_->values[value].is_differentiable) AddBackward(value, *written);
+const Written& TaskGraph::WrittenOf(std::int32_t value) const {
+  const std::vector<Written>& written = placements_[writer_[value]].layout->written;
+  return *std::find_if(written.begin(), written.end(),
+                       [value](const Written& each) { return each.port.subject == value; });
 }
 
 void TaskGraph::AddForward(std::int32_t value, const Written& written) {
@@ -486,7 +595,7 @@ void TaskGraph::AddForward(std::int32_t value, const Written& written) {
   }
   const auto givers = [&](std::int32_t source, std::int32_t device, const auto& visit) {
     ForEachOn(from, written.shards[source], device, [&](std::int32_t pc) {
-      visit(Ref{of_writer, ForwardPlace(writer, written.port.segment, pc)});
+      visit(Ref{of_writer, Place(writer, written.port.segment, pc)});
     });
   };
   parts_.clear();
@@ -503,7 +612,7 @@ void TaskGraph::AddForward(std::int32_t value, const Written& written) {
           for (std::int32_t copy = 0; copy < to.copies; ++copy) {
             const std::int32_t pc = shard * to.copies + copy;
             const std::int32_t device = to.devices[pc];
-            const Ref task = {static_cast<std::int32_t>(r), ForwardPlace(reader, port.segment, pc)};
+            const Ref task = {static_cast<std::int32_t>(r), Place(reader, port.segment, pc)};
             if (Holds(devices, device)) {
               givers(source, device, [&](Ref before) { draft_.Wait(task, before); });
               continue;
@@ -567,7 +676,7 @@ void TaskGraph::AddBackward(std::int32_t value, const Written& written) {
   const auto givers = [&](std::int32_t source, std::int32_t device, const auto& visit) {
     const Reading& reading = readings_[source];
     ForEachOn(placements_[reading.block], reading.shards, device, [&](std::int32_t pc) {
-      visit(Ref{reading.attachment, BackwardPlace(reading.block, reading.segment, pc)});
+      visit(Ref{reading.attachment, Place(reading.block, reading.segment, pc)});
     });
   };
   parts_.clear();
@@ -580,7 +689,7 @@ void TaskGraph::AddBackward(std::int32_t value, const Written& written) {
         for (std::int32_t copy = 0; copy < to.copies; ++copy) {
           const std::int32_t pc = shard * to.copies + copy;
           const std::int32_t device = to.devices[pc];
-          const Ref task = {of_writer, BackwardPlace(writer, written.port.segment, pc)};
+          const Ref task = {of_writer, Place(writer, written.port.segment, pc)};
           if (Holds(devices, device)) {
             givers(source, device, [&](Ref before) { draft_.Wait(task, before); });
             continue;
@@ -854,7 +963,7 @@ void TaskGraph::AddGradients(std::int32_t weight, Group* built) {
       const Reading& reading = readings_[givers[piece][source]];
       std::vector<Ref> found;
       ForEachOn(placements_[reading.block], reading.shards, device, [&](std::int32_t pc) {
-        found.push_back({reading.attachment, BackwardPlace(reading.block, reading.segment, pc)});
+        found.push_back({reading.attachment, Place(reading.block, reading.segment, pc)});
       });
       return found;
     };
@@ -881,7 +990,7 @@ FlatTasks TaskGraph::Flat() const {
   std::vector<std::pair<std::int32_t, std::int32_t>> edges;  // task, what it waits for
   std::unordered_map<std::int32_t, std::vector<std::int32_t>> into;
   for (const std::int32_t slot : flat.slot) {
-    ForEachSuccessor(slot, [&](std::int32_t next) {
+    ForEachSuccessor(slots_[slot], [&](std::int32_t next) {
       if (slots_[next].resource == Slot::kGate) {
         into[next].push_back(id[slot]);
       } else {
@@ -889,14 +998,14 @@ FlatTasks TaskGraph::Flat() const {
       }
     });
     // The update of a piece waits for its own device's gradients too, besides the all-reduce.
-    const std::int32_t block = slots_[slot].group;
-    if (block >= block_count()) continue;
-    ForEachGradientTarget(block, slot - groups_[block].first, [&](const Group& weight, std::int32_t, std::int32_t) {
+    for (std::int32_t i = 0; i < slots_[slot].next_count; ++i) {
+      if (slots_[slot].next[i] >= 0) continue;
+      const Group& weight = groups_[handles_[~slots_[slot].next[i]].group];
       edges.emplace_back(id[weight.update_of_device[slots_[slot].resource]], id[slot]);
-    });
+    }
   }
   for (const auto& [gate, before] : into) {
-    ForEachSuccessor(gate, [&, &from = before](std::int32_t next) {
+    ForEachSuccessor(slots_[gate], [&, &from = before](std::int32_t next) {
       for (const std::int32_t each : from) edges.emplace_back(id[next], each);
     });
   }

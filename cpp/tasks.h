@@ -2,8 +2,8 @@
 //
 // The twin of src/soapstone/tasks/build.py. A group holds the tasks that appear and vanish together: the
 // compute tasks of a block and what its shards tell each other (depends on the block's placement), the
-// exchange of a value (on those of its writer and readers), the gradients and updates of a weight (on
-// those of its readers). Every task has a slot, which it keeps until its group is rebuilt; a group has two
+// exchange of a value and that of its gradient (on those of its writer and readers), the gradients and
+// updates of a weight (on those of its readers). Every task has a slot, which it keeps until its group is rebuilt; a group has two
 // ranges of slots, so that a change can be undone.
 //
 // Thread safety: a TaskGraph belongs to one thread; the Problem is shared.
@@ -38,7 +38,10 @@ struct Slot {
   TaskOrder order;
   std::int32_t resource;  // devices first, then links; kGate for a gate
   std::int32_t group;
-  std::int32_t waits;  // how many tasks and gates it waits for
+  std::int32_t waits;       // how many tasks and gates it waits for
+  std::int32_t next_count;  // of those that wait for it
+  // Slots that wait for it; a negative number is the complement of a handle: whoever waits for a gradient.
+  const std::int32_t* next;
 };
 
 // What is said of a task besides, for who looks at it.
@@ -47,8 +50,9 @@ struct SlotLabel {
   std::int64_t size_bytes;
 };
 
-// What a group says about the compute tasks of a block: which slots follow them because of this group,
-// and how many it makes each of them wait for. Empty where it says nothing.
+// What a group says about the compute tasks of a block in one pass (forward in the exchange of a value,
+// backward in all other groups): which slots follow them because of this group, and how many it makes each
+// of them wait for. Empty where it says nothing.
 struct Attachment {
   std::int32_t block = -1;
   Rows successors;
@@ -70,7 +74,7 @@ struct Group {
   std::int32_t capacity = 0;  // slots reserved
   std::int32_t tasks = 0;
   std::int32_t gates = 0;
-  Rows successors;  // slots, by task and then by gate
+  Rows successors;  // slots, by task and then by gate; what other groups add for compute tasks is not here
   std::vector<Attachment> attached;
   GradientTargets gradients;
   std::vector<std::int32_t> update_of_device;  // of a weight: slots, or -1
@@ -111,34 +115,33 @@ class TaskGraph {
   // REQUIRES: every block is placed.
   void Refresh();
 
-  // A change: Begin(), then Rebuild() for the groups of touched(block) in their order, as far as the caller
-  // wants to go; then Keep() if all are rebuilt, or Undo().
+  // A change: Begin(), then Rebuild() for the groups of touched(block, forward) in their order and
+  // Link(forward), then the same for the backward pass; stopping anywhere, to end with Undo(), or with Keep()
+  // if nothing is left out.
   void Begin(std::int32_t block, const Placement& placement);
   void Rebuild(std::int32_t group);
+  void Link(Pass pass);
   void Keep();
   void Undo();
-
-  // The group as it was before the change.
-  //
-  // REQUIRES: it was rebuilt in this change.
-  const Group& before(std::int32_t group) const { return spare_[group]; }
 
   // REQUIRES: nothing is stale.
   FlatTasks Flat() const;
 
   const Problem& problem() const { return *problem_; }
-  // Groups are numbered: first one for each block, then for each value, then for each weight.
+  // Groups are numbered: first one for each block, then for each value forward, then for each value backward,
+  // then for each weight.
   const std::vector<Group>& groups() const { return groups_; }
   const std::vector<Slot>& slots() const { return slots_; }
   const Placement& placement(std::int32_t block) const { return placements_[block]; }
   std::int32_t block_count() const { return static_cast<std::int32_t>(placements_.size()); }
   std::int32_t task_count() const;
 
-  // The groups that depend on a block's placement, its own first.
-  std::span<const std::int32_t> touched(std::int32_t block) const { return touched_[block]; }
+  // The groups that depend on a block's placement: forward its own and those of values; backward those of
+  // values' gradients and of weights.
+  std::span<const std::int32_t> touched(std::int32_t block, Pass pass) const { return touched_[pass][block]; }
 
-  // The groups of values and weights that a block has edges with.
-  std::span<const Touch> touching(std::int32_t block) const { return touching_[block]; }
+  // The groups of values and weights that a block's tasks of a pass have edges with.
+  std::span<const Touch> touching(std::int32_t block, Pass pass) const { return touching_[pass][block]; }
 
   // The blocks whose tasks come before any that depends on a block's placement: those that write what it
   // reads.
@@ -146,42 +149,40 @@ class TaskGraph {
   // Those that use its weights, itself included.
   std::span<const std::int32_t> sharers(std::int32_t block) const { return sharers_[block]; }
 
-  // How many compute tasks a block has: forward by segment and place, then backward.
-  std::int32_t ComputeTasks(std::int32_t block) const;
+  // How many compute tasks a block has in one pass: by segment, then by place. Its slots are those of the
+  // forward pass, then those of the backward pass, then the rest.
+  std::int32_t PassTasks(std::int32_t block) const {
+    return static_cast<std::int32_t>(placements_[block].devices.size()) * placements_[block].layout->segments;
+  }
+  std::int32_t ComputeTasks(std::int32_t block) const {
+    return PassTasks(block) * (problem_->blocks[block].needs_backward ? 2 : 1);
+  }
+
+  // Whether each backward task that a block's shards begin with is sure to wait for some reader's gradient.
+  bool AwaitsGradient(std::int32_t block) const;
+
+  // The pass whose compute tasks a group of values or weights has edges with.
+  Pass PassOf(std::int32_t group) const {
+    return group < block_count() + value_count() ? kForwardPass : kBackwardPass;
+  }
+
+  // The slots that wait for the gradient of a handle.
+  std::span<const std::int32_t> GradientTargetsOf(std::int32_t handle) const {
+    const GradientTargets& gradients = groups_[handles_[handle].group].gradients;
+    return gradients.rows[gradients.row_of_box[handles_[handle].box]];
+  }
+  std::int32_t GradientGroupOf(std::int32_t handle) const { return handles_[handle].group; }
 
   // Calls visit(slot) for all that waits for a task or gate.
   template <typename Visit>
-  void ForEachSuccessor(std::int32_t slot, const Visit& visit) const {
-    const std::int32_t number = slots_[slot].group;
-    const Group& group = groups_[number];
-    const std::int32_t local = slot - group.first;
-    for (const std::int32_t next : group.successors[local]) visit(next);
-    if (number >= block_count()) return;
-    for (const Touch& touch : touching_[number]) {
-      const Rows& rows = groups_[touch.group].attached[touch.attachment].successors;
-      if (local >= rows.count()) continue;
-      for (const std::int32_t next : rows[local]) visit(next);
-    }
-    ForEachGradientTarget(number, local, [&visit](const Group&, std::int32_t next, std::int32_t) { visit(next); });
-  }
-
-  // Calls visit(group of the weight, slot, row of its gradients) for all that waits for the gradients of a
-  // compute task by way of GradientTargets.
-  template <typename Visit>
-  void ForEachGradientTarget(std::int32_t block, std::int32_t local, const Visit& visit) const {
-    const Placement& placement = placements_[block];
-    const Layout& layout = *placement.layout;
-    const auto places = static_cast<std::int32_t>(placement.devices.size());
-    const std::int32_t segment = local / places - layout.segments;
-    if (segment < 0) return;
-    for (const Port& port : layout.weights) {
-      if (port.segment != segment || !port.gives_gradient) continue;
-      const Group& weight = groups_[WeightGroup(port.subject)];
-      if (!weight.gradients.is_used) continue;
-      const std::int32_t box = port.boxes[(local - (layout.segments + segment) * places) / placement.copies];
-      if (box == BoxTable::kNone) continue;
-      const std::int32_t row = weight.gradients.row_of_box[box];
-      for (const std::int32_t next : weight.gradients.rows[row]) visit(weight, next, row);
+  void ForEachSuccessor(const Slot& slot, const Visit& visit) const {
+    for (std::int32_t i = 0; i < slot.next_count; ++i) {
+      const std::int32_t next = slot.next[i];
+      if (next >= 0) {
+        visit(next);
+      } else {
+        for (const std::int32_t target : GradientTargetsOf(~next)) visit(target);
+      }
     }
   }
 
@@ -195,6 +196,12 @@ class TaskGraph {
     std::int32_t box;
   };
 
+  // A box of a weight, whose gradient others wait for.
+  struct Handle {
+    std::int32_t group;
+    std::int32_t box;
+  };
+
   // Boxes of a weight cut at each other's borders.
   struct Cut {
     std::vector<std::int64_t> volumes;  // by piece
@@ -202,23 +209,21 @@ class TaskGraph {
     Rows of_box;  // by box, in the order of their numbers: pieces
   };
 
-  std::int32_t ValueGroup(std::int32_t value) const { return block_count() + value; }
-  std::int32_t WeightGroup(std::int32_t weight) const {
-    return block_count() + static_cast<std::int32_t>(problem_->values.size()) + weight;
+  std::int32_t value_count() const { return static_cast<std::int32_t>(problem_->values.size()); }
+  std::int32_t ValueGroup(std::int32_t value, Pass pass) const {
+    return block_count() + (pass == kForwardPass ? 0 : value_count()) + value;
   }
-  // The place among a block's compute tasks.
-  std::int32_t ForwardPlace(std::int32_t block, std::int32_t segment, std::int32_t pc) const {
+  std::int32_t WeightGroup(std::int32_t weight) const { return block_count() + 2 * value_count() + weight; }
+  // The place among a block's compute tasks of one pass.
+  std::int32_t Place(std::int32_t block, std::int32_t segment, std::int32_t pc) const {
     return segment * static_cast<std::int32_t>(placements_[block].devices.size()) + pc;
-  }
-  std::int32_t BackwardPlace(std::int32_t block, std::int32_t segment, std::int32_t pc) const {
-    return ForwardPlace(block, placements_[block].layout->segments + segment, pc);
   }
 
   void Build(std::int32_t group, Group* built);
   void BuildCompute(std::int32_t block);
   void AddSeam(std::int32_t block, const SeamData& seam, bool backward, TaskOrder* order);
   void AddSeamInClasses(std::int32_t block, const SeamData& seam, bool backward, TaskOrder* order);
-  void BuildValue(std::int32_t value);
+  const Written& WrittenOf(std::int32_t value) const;
   void AddForward(std::int32_t value, const Written& written);
   void AddBackward(std::int32_t value, const Written& written);
   void BuildWeight(std::int32_t weight, Group* built);
@@ -234,6 +239,9 @@ class TaskGraph {
   void Install(std::int32_t group, Group* built);
   void Reserve(std::int32_t count, Group* group);
   void Attach(std::int32_t group, const Group& to, const Group& from);
+  void LinkBlock(std::int32_t block, Pass pass);
+  void PointAt(std::int32_t block, Pass pass);
+  std::int32_t HandleOf(std::int32_t weight, std::int32_t box);
 
   const Problem* problem_;
   BoxTables* tables_;
@@ -248,15 +256,24 @@ class TaskGraph {
   std::int32_t changed_ = -1;
   Placement replaced_;
   std::vector<std::int32_t> rebuilt_;
+  // All that follows the compute tasks of a block in a pass, put together from the groups that speak of them.
+  std::vector<Rows> linked_[2];
+  std::vector<Rows> spare_linked_[2];
+  bool is_linked_[2] = {false, false};
+  std::vector<std::int32_t> relinked_[2];          // blocks
+  std::vector<std::uint8_t> is_relinked_[2];       // by block
+  std::vector<std::vector<std::int32_t>> handle_;  // by weight, by box; -1 if there is none yet
+  std::vector<Handle> handles_;
 
   std::vector<std::int32_t> writer_;                // by value
   std::vector<std::vector<std::int32_t>> readers_;  // by value: blocks, ascending
   std::vector<std::vector<std::int32_t>> users_;    // by weight: blocks, ascending
   std::vector<std::int32_t> first_user_;            // by weight: of those that give a gradient
+  std::vector<std::uint8_t> is_covered_;            // by value: whether gradients of all its elements arrive
   std::vector<std::int32_t> value_rank_;            // among the values of its writer
   std::vector<std::int32_t> weight_rank_;           // among the weights with its first user
-  std::vector<std::vector<std::int32_t>> touched_;
-  std::vector<std::vector<Touch>> touching_;
+  std::vector<std::vector<std::int32_t>> touched_[2];  // by pass, by block
+  std::vector<std::vector<Touch>> touching_[2];
   std::vector<std::vector<std::int32_t>> writers_;
   std::vector<std::vector<std::int32_t>> sharers_;
 
