@@ -378,7 +378,7 @@ void Engine::Revive(std::int32_t slot) {
       CountArrived(slot, rows, pass == kForwardPass ? local : local - forward);
     }
   }
-  if (!group.gradients.is_used) return;
+  if (!group.has_gates) return;
   for (const Attachment& attachment : group.attached) {
     const std::int32_t first = graph_.groups()[attachment.block].first;
     for (std::int32_t i = graph_.PassTasks(attachment.block); i < graph_.ComputeTasks(attachment.block); ++i) {
@@ -386,11 +386,9 @@ void Engine::Revive(std::int32_t slot) {
       const Slot& before = graph_.slots()[first + i];
       for (std::int32_t n = 0; n < before.next_count; ++n) {
         if (before.next[n] >= 0 || graph_.GradientGroupOf(~before.next[n]) != what.group) continue;
-        for (const std::int32_t target : graph_.GradientTargetsOf(~before.next[n])) {
-          if (target != slot) continue;
-          --live.remaining;
-          live.ready_s = std::max(live.ready_s, past_[first + i].end_s);
-        }
+        if (graph_.GateOf(~before.next[n]) != slot) continue;
+        --live.remaining;
+        live.ready_s = std::max(live.ready_s, past_[first + i].end_s);
       }
     }
   }

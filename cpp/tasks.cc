@@ -284,7 +284,7 @@ void TaskGraph::LinkBlock(std::int32_t block, Pass pass) {
       if (pass == kBackwardPass) {
         for (const Port& port : layout.weights) {
           if (port.segment != segment || !port.gives_gradient) continue;
-          if (!groups_[WeightGroup(port.subject)].gradients.is_used) continue;
+          if (!groups_[WeightGroup(port.subject)].has_gates) continue;
           const std::int32_t box = port.boxes[pc / placement.copies];
           if (box != BoxTable::kNone) rows.items.push_back(~HandleOf(port.subject, box));
         }
@@ -728,8 +728,8 @@ bool TaskGraph::IsPlain(std::int32_t weight) const {
 }
 
 void TaskGraph::BuildWeight(std::int32_t weight, Group* built) {
-  built->gradients.is_used = IsPlain(weight);
-  if (built->gradients.is_used) {
+  built->has_gates = IsPlain(weight);
+  if (built->has_gates) {
     AddPlainGradients(weight, built);
     return;
   }
@@ -851,28 +851,35 @@ void TaskGraph::AddPlainGradients(std::int32_t weight, Group* built) {
       }
     }
   };
-  GradientTargets& gradients = built->gradients;
-  gradients.row_of_box.resize(std::max(gradients.row_of_box.size(), tables_->weights[weight].size()));
-  is_listed_.resize(std::max(is_listed_.size(), gradients.row_of_box.size()), 0);
+  std::vector<std::int32_t>& gate_of_box = built->gate_of_box;
+  gate_of_box.resize(std::max(gate_of_box.size(), tables_->weights[weight].size()));
+  box_place_.resize(std::max(box_place_.size(), gate_of_box.size()), -1);
+  // The boxes read, and how many shards read each.
   distinct_.clear();
   for_each_reading([&](std::int32_t box, std::int32_t) {
-    if (!is_listed_[box]) distinct_.push_back(box);
-    is_listed_[box] = 1;
+    if (box_place_[box] < 0) distinct_.push_back(box);
+    box_place_[box] = 0;
   });
-  for (const std::int32_t box : distinct_) is_listed_[box] = 0;
   std::sort(distinct_.begin(), distinct_.end());
-  const Cut& cut = CutOf(weight, distinct_);
-  for (std::size_t i = 0; i < distinct_.size(); ++i) gradients.row_of_box[distinct_[i]] = static_cast<std::int32_t>(i);
-
-  const std::size_t pieces = cut.volumes.size();
-  counts_.assign(pieces, 0);
-  holding_.assign(pieces * words, 0);
+  for (std::size_t i = 0; i < distinct_.size(); ++i) box_place_[distinct_[i]] = static_cast<std::int32_t>(i);
+  counts_.assign(distinct_.size(), 0);
+  box_holding_.assign(distinct_.size() * words, 0);
   for_each_reading([&](std::int32_t box, std::int32_t device) {
-    for (const std::int32_t piece : cut.of_box[gradients.row_of_box[box]]) {
-      ++counts_[piece];
-      holding_[piece * words + device / 64] |= std::uint64_t{1} << (device % 64);
-    }
+    ++counts_[box_place_[box]];
+    box_holding_[box_place_[box] * words + device / 64] |= std::uint64_t{1} << (device % 64);
   });
+  for (const std::int32_t box : distinct_) box_place_[box] = -1;
+
+  const Cut& cut = CutOf(weight, distinct_);
+  const std::size_t pieces = cut.volumes.size();
+  holding_.assign(pieces * words, 0);
+  for (std::size_t i = 0; i < distinct_.size(); ++i) {
+    for (const std::int32_t piece : cut.of_box[static_cast<std::int32_t>(i)]) {
+      for (std::size_t word = 0; word < words; ++word) {
+        holding_[piece * words + word] |= box_holding_[i * words + word];
+      }
+    }
+  }
   const std::int64_t item_bytes = problem_->weights[weight].item_bytes;
   const auto for_each_holder = [&](std::size_t piece, const auto& visit) {
     for (std::size_t word = 0; word < words; ++word) {
@@ -900,22 +907,19 @@ void TaskGraph::AddPlainGradients(std::int32_t weight, Group* built) {
     for (const std::int32_t device : ring_) draft_.Wait({Ref::kOwn, built->update_of_device[device]}, leave);
     targets_.push_back(enter);
   }
+  const std::int32_t first_gate = draft_.gates();
+  for (std::size_t i = 0; i < distinct_.size(); ++i) {
+    const Ref gate = draft_.AddGate();
+    for (const std::int32_t piece : cut.of_box[static_cast<std::int32_t>(i)]) draft_.Wait(targets_[piece], gate);
+  }
   Install(WeightGroup(weight), built);
   for (std::int32_t& slot : built->update_of_device) slot = slot < 0 ? -1 : built->first + slot;
-  Clear(&gradients.rows);
   for (std::size_t i = 0; i < distinct_.size(); ++i) {
-    for (const std::int32_t piece : cut.of_box[static_cast<std::int32_t>(i)]) {
-      const Ref target = targets_[piece];
-      gradients.rows.items.push_back(built->first + target.task + (target.part == Ref::kGate ? built->tasks : 0));
-    }
-    gradients.rows.begin.push_back(static_cast<std::int32_t>(gradients.rows.items.size()));
+    const std::int32_t gate = built->first + built->tasks + first_gate + static_cast<std::int32_t>(i);
+    gate_of_box[distinct_[i]] = gate;
+    slots_[gate].waits = counts_[i];
   }
-  for (std::size_t piece = 0; piece < pieces; ++piece) {
-    const Ref target = targets_[piece];
-    const std::int32_t slot = built->first + target.task + (target.part == Ref::kGate ? built->tasks : 0);
-    slots_[slot].waits += counts_[piece];
-  }
-  // What an attachment would say is said by the rows.
+  // What an attachment would say is said by the gates.
   for (Attachment& attachment : built->attached) {
     Clear(&attachment.successors);
     attachment.waits.clear();
@@ -988,26 +992,24 @@ FlatTasks TaskGraph::Flat() const {
 
   // Gates are left out: who waits for a gate waits for all that the gate waits for.
   std::vector<std::pair<std::int32_t, std::int32_t>> edges;  // task, what it waits for
-  std::unordered_map<std::int32_t, std::vector<std::int32_t>> into;
-  for (const std::int32_t slot : flat.slot) {
-    ForEachSuccessor(slots_[slot], [&](std::int32_t next) {
+  const auto for_each_task_after = [this](const auto& self, const Slot& slot, const auto& visit) -> void {
+    ForEachSuccessor(slot, [&](std::int32_t next) {
       if (slots_[next].resource == Slot::kGate) {
-        into[next].push_back(id[slot]);
+        self(self, slots_[next], visit);
       } else {
-        edges.emplace_back(id[next], id[slot]);
+        visit(next);
       }
     });
+  };
+  for (const std::int32_t slot : flat.slot) {
+    for_each_task_after(for_each_task_after, slots_[slot],
+                        [&](std::int32_t next) { edges.emplace_back(id[next], id[slot]); });
     // The update of a piece waits for its own device's gradients too, besides the all-reduce.
     for (std::int32_t i = 0; i < slots_[slot].next_count; ++i) {
       if (slots_[slot].next[i] >= 0) continue;
       const Group& weight = groups_[handles_[~slots_[slot].next[i]].group];
       edges.emplace_back(id[weight.update_of_device[slots_[slot].resource]], id[slot]);
     }
-  }
-  for (const auto& [gate, before] : into) {
-    ForEachSuccessor(slots_[gate], [&, &from = before](std::int32_t next) {
-      for (const std::int32_t each : from) edges.emplace_back(id[next], each);
-    });
   }
   std::sort(edges.begin(), edges.end());
   edges.erase(std::unique(edges.begin(), edges.end()), edges.end());

@@ -40,7 +40,7 @@ struct Slot {
   std::int32_t group;
   std::int32_t waits;       // how many tasks and gates it waits for
   std::int32_t next_count;  // of those that wait for it
-  // Slots that wait for it; a negative number is the complement of a handle: whoever waits for a gradient.
+  // Slots that wait for it; a negative number is the complement of a handle: the gate of a gradient.
   const std::int32_t* next;
 };
 
@@ -59,14 +59,6 @@ struct Attachment {
   std::vector<std::int32_t> waits;
 };
 
-// Where the gradient of a weight goes, by the box of it that a shard reads: the gates of all-reduces, or
-// updates. Kept by box, so that a weight with many readers is not rebuilt whole for one.
-struct GradientTargets {
-  bool is_used = false;
-  std::vector<std::int32_t> row_of_box;
-  Rows rows;
-};
-
 // After its tasks a group has gates: points where many tasks meet, so that n senders and m receivers of a
 // collective take n + m edges and not n * m. A gate takes no time.
 struct Group {
@@ -76,8 +68,11 @@ struct Group {
   std::int32_t gates = 0;
   Rows successors;  // slots, by task and then by gate; what other groups add for compute tasks is not here
   std::vector<Attachment> attached;
-  GradientTargets gradients;
-  std::vector<std::int32_t> update_of_device;  // of a weight: slots, or -1
+  // Of a weight: where gradients go. If it has gates, one for each box that shards read, the compute tasks
+  // are told of them by handles, so that a weight with many readers is not attached anew for one.
+  bool has_gates = false;
+  std::vector<std::int32_t> gate_of_box;       // slots
+  std::vector<std::int32_t> update_of_device;  // slots, or -1
 
   std::int32_t size() const { return tasks + gates; }
 };
@@ -166,10 +161,9 @@ class TaskGraph {
     return group < block_count() + value_count() ? kForwardPass : kBackwardPass;
   }
 
-  // The slots that wait for the gradient of a handle.
-  std::span<const std::int32_t> GradientTargetsOf(std::int32_t handle) const {
-    const GradientTargets& gradients = groups_[handles_[handle].group].gradients;
-    return gradients.rows[gradients.row_of_box[handles_[handle].box]];
+  // The gate that waits for the gradient of a handle.
+  std::int32_t GateOf(std::int32_t handle) const {
+    return groups_[handles_[handle].group].gate_of_box[handles_[handle].box];
   }
   std::int32_t GradientGroupOf(std::int32_t handle) const { return handles_[handle].group; }
 
@@ -177,12 +171,7 @@ class TaskGraph {
   template <typename Visit>
   void ForEachSuccessor(const Slot& slot, const Visit& visit) const {
     for (std::int32_t i = 0; i < slot.next_count; ++i) {
-      const std::int32_t next = slot.next[i];
-      if (next >= 0) {
-        visit(next);
-      } else {
-        for (const std::int32_t target : GradientTargetsOf(~next)) visit(target);
-      }
+      visit(slot.next[i] >= 0 ? slot.next[i] : GateOf(~slot.next[i]));
     }
   }
 
@@ -285,9 +274,10 @@ class TaskGraph {
   std::vector<std::int32_t> turns_;
   std::vector<std::unordered_map<std::uint64_t, std::pair<std::vector<std::int32_t>, Cut>>> cuts_;  // by weight
   std::vector<std::int32_t> distinct_;
-  std::vector<std::uint8_t> is_listed_;
+  std::vector<std::int32_t> box_place_;
   std::vector<std::int32_t> counts_;
   std::vector<std::uint64_t> holding_;
+  std::vector<std::uint64_t> box_holding_;
   std::vector<std::int64_t> held_bytes_;
   std::vector<std::int32_t> ring_;
   std::vector<Ref> targets_;
