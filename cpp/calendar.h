@@ -33,7 +33,7 @@ class Calendar {
   // are allowed, and slow.
   void Reset(std::size_t tasks, double first_s, double last_s) {
     Clear();
-    const std::size_t count = std::clamp<std::size_t>(std::bit_ceil(tasks), 64, 1 << 17);
+    const std::size_t count = std::clamp<std::size_t>(std::bit_ceil(tasks / 4 + 1), 64, 1 << 17);
     if (first_.size() < count) {
       first_.resize(count);
       is_filled_.resize(count / 64, 0);
@@ -69,6 +69,11 @@ class Calendar {
     if (next_ == active_.size() && !Advance()) return false;
     *event = active_[next_++];
     return true;
+  }
+
+  // The slot that is taken out after `ahead` others if nothing comes between; -1 if that is not known yet.
+  std::int32_t Peek(std::size_t ahead) const {
+    return next_ + ahead < active_.size() ? active_[next_ + ahead].slot : -1;
   }
 
   // Calls visit(event) for all that wait, in no order.

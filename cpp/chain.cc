@@ -4,11 +4,15 @@
 #include <numeric>
 #include <utility>
 
+#include "plain.h"
+
 namespace soapstone {
 
-Chain::Chain(const Problem* problem, std::uint64_t seed, EngineOptions options)
-    : space_(problem),
-      engine_(problem, space_.tables(), options),
+Chain::Chain(const Problem* problem, std::uint64_t seed, ChainOptions options)
+    : problem_(problem),
+      options_(options),
+      space_(problem),
+      engine_(problem, space_.tables(), options.engine),
       random_(seed),
       deck_(problem->machine.device_count),
       best_(problem->blocks.size()) {
@@ -34,19 +38,36 @@ void Chain::Draw(std::int32_t block, Placement* placement) {
   }
 }
 
+double Chain::PlainStep(std::int32_t block, double threshold_s) {
+  std::swap(strategy_[block], drawn_);
+  const double proposed_s = PlainMakespan(*problem_, *space_.tables(), strategy_);
+  std::swap(strategy_[block], drawn_);
+  if (proposed_s <= threshold_s) strategy_[block] = drawn_;
+  return proposed_s;
+}
+
 std::int64_t Chain::Step(std::int64_t proposals, double temperature_s) {
   double current_s = engine_.Makespan();
   std::int64_t accepted = 0;
+  if (options_.is_plain) {
+    strategy_.clear();
+    for (std::int32_t b = 0; b < engine_.graph().block_count(); ++b) strategy_.push_back(engine_.graph().placement(b));
+  }
   for (std::int64_t i = 0; i < proposals; ++i) {
     const std::int32_t block = random_.Below(best_.size());
     Draw(block, &drawn_);
     const double threshold_s = current_s - std::log(random_.Unit()) * temperature_s;
-    const double proposed_s = engine_.Propose(block, drawn_, threshold_s);
+    const double proposed_s =
+        options_.is_plain ? PlainStep(block, threshold_s) : engine_.Propose(block, drawn_, threshold_s);
     if (proposed_s > threshold_s) {
-      engine_.Reject();
+      if (!options_.is_plain) engine_.Reject();
       continue;
     }
-    engine_.Accept();
+    if (options_.is_plain) {
+      engine_.Place(block, drawn_);
+    } else {
+      engine_.Accept();
+    }
     ++accepted;
     current_s = proposed_s;
     if (current_s < best_s_) {

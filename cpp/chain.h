@@ -15,10 +15,16 @@
 
 namespace soapstone {
 
+// How proposals are simulated; the chain is the same with all of them.
+struct ChainOptions {
+  bool is_plain = false;  // by PlainMakespan(), everything anew for each
+  EngineOptions engine;
+};
+
 class Chain {
  public:
   // REQUIRES: problem outlives the chain.
-  Chain(const Problem* problem, std::uint64_t seed, EngineOptions options = {});
+  Chain(const Problem* problem, std::uint64_t seed, ChainOptions options = {});
 
   Space* space() { return &space_; }
   Engine* engine() { return &engine_; }
@@ -43,12 +49,16 @@ class Chain {
 
  private:
   void Draw(std::int32_t block, Placement* placement);
+  double PlainStep(std::int32_t block, double threshold_s);
 
+  const Problem* problem_;
+  ChainOptions options_;
   Space space_;
   Engine engine_;
   Random random_;
   std::vector<std::int32_t> deck_;  // devices, in the order they were last shuffled
   Placement drawn_;
+  std::vector<Placement> strategy_;  // when plain
   double best_s_ = Engine::kNever;
   std::vector<Placement> best_;
 };

@@ -146,6 +146,7 @@ class Draft {
 
  private:
   friend class TaskGraph;
+  friend class DraftView;
 
   struct Edge {
     Ref from;
@@ -220,6 +221,30 @@ class Draft {
   std::vector<std::int32_t> boxes_;
   std::vector<std::int32_t> by_sender_;
   std::vector<std::int32_t> by_receiver_;
+};
+
+// A draft that is a whole task graph: its tasks, then its gates, by number.
+class DraftView {
+ public:
+  // REQUIRES: the draft outlives the view and has no attachments.
+  explicit DraftView(const Draft& draft) : draft_(draft) {}
+
+  std::int32_t tasks() const { return draft_.tasks(); }
+  std::int32_t gates() const { return draft_.gates(); }
+  double duration_s(std::int32_t task) const { return draft_.duration_s_[task]; }
+  std::int32_t resource(std::int32_t task) const { return draft_.resource_[task]; }
+  TaskOrder order(std::int32_t task) const { return draft_.order_[task]; }
+
+  // Calls visit(before, task) for each edge.
+  template <typename Visit>
+  void ForEachEdge(const Visit& visit) const {
+    for (const Draft::Edge& edge : draft_.edges_) visit(NumberOf(edge.from), NumberOf(edge.to));
+  }
+
+ private:
+  std::int32_t NumberOf(Ref ref) const { return ref.part == Ref::kGate ? draft_.tasks() + ref.task : ref.task; }
+
+  const Draft& draft_;
 };
 
 }  // namespace soapstone

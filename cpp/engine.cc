@@ -53,7 +53,7 @@ double Engine::Makespan() {
     has_root_[block] = HasRoot(block);
     for (std::int32_t i = 0; i < graph_.ComputeTasks(block); ++i) {
       const Slot& slot = graph_.slots()[group.first + i];
-      compute_fs_[slot.resource] += slot.work_fs;
+      compute_fs_[slot.resource] += Femtoseconds(slot.duration_s);
     }
   }
   for (Predecessors& each : predecessors_) each.is_known = false;
@@ -140,11 +140,11 @@ bool Engine::CatchUpBackward(double limit_fs) {
     for (const std::int32_t writer : graph_.writers(proposed_)) visit_block(writer);
   };
   for_each_pending([this](std::int32_t slot) {
-    live_[slot].remaining -= PendingOf(slot) + graph_.slots()[slot].waits;
+    live_[slot].remaining -= PendingOf(slot) + graph_.waits()[slot];
   });
   if (!Build(kBackwardPass, limit_fs)) return false;
   for_each_pending([this](std::int32_t slot) {
-    live_[slot].remaining += graph_.slots()[slot].waits;
+    live_[slot].remaining += graph_.waits()[slot];
     if (live_[slot].remaining == 0) queue_.Push({live_[slot].ready_s, graph_.slots()[slot].order, slot});
   });
   for (std::int32_t r = 0; r < resources_; ++r) left_fs_[r] = work_fs_[r] - done_fs_[r];
@@ -155,7 +155,10 @@ bool Engine::CatchUpBackward(double limit_fs) {
 void Engine::Reserve() {
   if (graph_.slots().size() <= live_.size()) return;
   live_.resize(graph_.slots().capacity());
-  past_.resize(live_.size());
+  end_s_.resize(live_.size());
+  taken_at_.resize(live_.size());
+  first_.resize(live_.size());
+  first_now_.resize(live_.size());
 }
 
 void Engine::Accept() {
@@ -202,7 +205,7 @@ bool Engine::FitsCompute(std::int32_t block, const Placement& placement, double 
 
 void Engine::Count(const Group& group, std::int64_t sign) {
   const Slot* slot = graph_.slots().data() + group.first;
-  for (std::int32_t i = 0; i < group.tasks; ++i) work_fs_[slot[i].resource] += sign * slot[i].work_fs;
+  for (std::int32_t i = 0; i < group.tasks; ++i) work_fs_[slot[i].resource] += sign * Femtoseconds(slot[i].duration_s);
 }
 
 // Whether every resource of a group could do its tasks in time.
@@ -228,8 +231,8 @@ bool Engine::FitsLeft(double now_s, double limit_fs) const {
 // Whether some task of a block waits for nothing.
 bool Engine::HasRoot(std::int32_t block) const {
   const Group& group = graph_.groups()[block];
-  const Slot* slot = graph_.slots().data() + group.first;
-  return std::any_of(slot, slot + group.tasks, [](const Slot& each) { return each.waits == 0; });
+  const std::int32_t* waits = graph_.waits().data() + group.first;
+  return std::any_of(waits, waits + graph_.ComputeTasks(block), [](std::int32_t each) { return each == 0; });
 }
 
 // The first moment at which the placement of a block can matter: when the first is taken of the tasks that
@@ -268,12 +271,11 @@ void Engine::Start(std::int32_t from, double limit_s) {
     for (std::int32_t block = 0; block < graph_.block_count(); ++block) {
       if (!(block == proposed_ ? has_root_now_ : has_root_[block])) continue;
       const Group& group = graph_.groups()[block];
-      for (std::int32_t i = 0; i < group.tasks; ++i) {
-        const Slot& slot = graph_.slots()[group.first + i];
-        if (slot.waits > 0) continue;
-        Live& live = live_[group.first + i];
-        live = {0, 0, run_, 0};
-        queue_.Push({0, slot.order, group.first + i});
+      for (std::int32_t slot = group.first; slot < group.first + graph_.ComputeTasks(block); ++slot) {
+        if (graph_.waits()[slot] > 0) continue;
+        live_[slot] = {0, 0, run_};
+        first_now_[slot] = 0;
+        queue_.Push({0, graph_.slots()[slot].order, slot});
       }
     }
   } else {
@@ -286,7 +288,8 @@ void Engine::Start(std::int32_t from, double limit_s) {
     for (const Calendar::Event& event : snapshot.queue) first_s = std::min(first_s, event.ready_s);
     queue_.Reset(tasks_ - std::min(tasks_, start_), first_s, last_s);
     for (const Calendar::Event& event : snapshot.queue) {
-      live_[event.slot] = {event.ready_s, 0, run_, past_[event.slot].first};
+      live_[event.slot] = {event.ready_s, 0, run_};
+      first_now_[event.slot] = first_[event.slot];
       queue_.Push(event);
     }
   }
@@ -321,8 +324,9 @@ double Engine::Run(std::int32_t from, double threshold_s) {
     const double end_s = std::max(event.ready_s, free_s_[slot.resource]) + slot.duration_s;
     free_s_[slot.resource] = end_s;
     so_far_s_ = std::max(so_far_s_, end_s);
-    done_fs_[slot.resource] += slot.work_fs;
-    left_fs_[slot.resource] -= slot.work_fs;
+    const std::int64_t work_fs = Femtoseconds(slot.duration_s);
+    done_fs_[slot.resource] += work_fs;
+    left_fs_[slot.resource] -= work_fs;
     ++simulated_;
     if (threshold_s < kNever) {
       if (end_s > threshold_s || end_s * kFemto + static_cast<double>(left_fs_[slot.resource]) > limit_fs) {
@@ -333,7 +337,13 @@ double Engine::Run(std::int32_t from, double threshold_s) {
         if (!FitsLeft(event.ready_s, limit_fs)) return kNever;
       }
     }
-    log_.push_back({event.slot, {end_s, event.ready_s, moment_, live_[event.slot].first}});
+    log_.push_back({end_s, event.slot, moment_});
+    // What is needed next is asked for early: memory is what this loop waits for.
+    for (std::int32_t i = 0; i < slot.next_count; ++i) {
+      if (slot.next[i] >= 0) __builtin_prefetch(&live_[slot.next[i]]);
+    }
+    if (const std::int32_t next = queue_.Peek(0); next >= 0) __builtin_prefetch(graph_.slots()[next].next);
+    if (const std::int32_t next = queue_.Peek(1); next >= 0) __builtin_prefetch(&graph_.slots()[next]);
     graph_.ForEachSuccessor(slot, [&](std::int32_t next) { Arrive(next, end_s); });
     ++moment_;
   }
@@ -351,7 +361,7 @@ void Engine::Arrive(std::int32_t slot, double end_s) {
   const Slot& what = graph_.slots()[slot];
   if (what.resource == Slot::kGate) {
     const double ready_s = live.ready_s;
-    log_.push_back({slot, {ready_s, ready_s, moment_, live.first}});
+    log_.push_back({ready_s, slot, moment_});
     for (std::int32_t i = 0; i < what.next_count; ++i) Arrive(what.next[i], ready_s);
     return;
   }
@@ -360,19 +370,21 @@ void Engine::Arrive(std::int32_t slot, double end_s) {
 
 // Works out what a slot that the simulation reaches for the first time still waits for.
 void Engine::Revive(std::int32_t slot) {
-  const Slot& what = graph_.slots()[slot];
   Live& live = live_[slot];
-  live = {0, what.waits, run_, moment_};
+  live = {0, graph_.waits()[slot], run_};
+  first_now_[slot] = moment_;
   if (awaits_backward_ && IsPending(slot)) live.remaining += PendingOf(slot);
-  if (start_ == 0 || rebuilt_in_[what.group] == run_ || past_[slot].first >= start_) return;
-  live.first = past_[slot].first;
-  const Group& group = graph_.groups()[what.group];
+  if (start_ == 0) return;
+  const std::int32_t number = graph_.group_of()[slot];
+  if (rebuilt_in_[number] == run_ || first_[slot] >= start_) return;
+  first_now_[slot] = first_[slot];
+  const Group& group = graph_.groups()[number];
   const std::int32_t local = slot - group.first;
-  CountArrived(slot, PredecessorsOf(what.group).own, local);
-  if (what.group < graph_.block_count()) {
-    const std::int32_t forward = graph_.PassTasks(what.group);
+  CountArrived(slot, PredecessorsOf(number).own, local);
+  if (number < graph_.block_count()) {
+    const std::int32_t forward = graph_.PassTasks(number);
     const Pass pass = local < forward ? kForwardPass : kBackwardPass;
-    for (const TaskGraph::Touch& touch : graph_.touching(what.group, pass)) {
+    for (const TaskGraph::Touch& touch : graph_.touching(number, pass)) {
       if (rebuilt_in_[touch.group] == run_) continue;
       const Rows& rows = PredecessorsOf(touch.group).attached[touch.attachment];
       CountArrived(slot, rows, pass == kForwardPass ? local : local - forward);
@@ -382,13 +394,13 @@ void Engine::Revive(std::int32_t slot) {
   for (const Attachment& attachment : group.attached) {
     const std::int32_t first = graph_.groups()[attachment.block].first;
     for (std::int32_t i = graph_.PassTasks(attachment.block); i < graph_.ComputeTasks(attachment.block); ++i) {
-      if (past_[first + i].taken >= start_) continue;
+      if (taken_at_[first + i] >= start_) continue;
       const Slot& before = graph_.slots()[first + i];
       for (std::int32_t n = 0; n < before.next_count; ++n) {
-        if (before.next[n] >= 0 || graph_.GradientGroupOf(~before.next[n]) != what.group) continue;
+        if (before.next[n] >= 0 || graph_.GradientGroupOf(~before.next[n]) != number) continue;
         if (graph_.GateOf(~before.next[n]) != slot) continue;
         --live.remaining;
-        live.ready_s = std::max(live.ready_s, past_[first + i].end_s);
+        live.ready_s = std::max(live.ready_s, end_s_[first + i]);
       }
     }
   }
@@ -397,11 +409,11 @@ void Engine::Revive(std::int32_t slot) {
 // What is added to what a task waits for, while that is not yet known. A task of the proposed block surely
 // waits for something more: a gradient.
 std::int32_t Engine::PendingOf(std::int32_t slot) const {
-  return graph_.slots()[slot].group == proposed_ ? kPending + 1 : kPending;
+  return graph_.group_of()[slot] == proposed_ ? kPending + 1 : kPending;
 }
 
 bool Engine::IsPending(std::int32_t slot) const {
-  const std::int32_t block = graph_.slots()[slot].group;
+  const std::int32_t block = graph_.group_of()[slot];
   if (block >= graph_.block_count() || pending_in_[block] != run_) return false;
   const std::int32_t local = slot - graph_.groups()[block].first;
   return local >= graph_.PassTasks(block) && local < graph_.ComputeTasks(block);
@@ -409,7 +421,7 @@ bool Engine::IsPending(std::int32_t slot) const {
 
 // Whether a task has to do with the groups that are still to be rebuilt.
 bool Engine::IsAwaited(std::int32_t slot) const {
-  const std::int32_t block = graph_.slots()[slot].group;
+  const std::int32_t block = graph_.group_of()[slot];
   if (block >= graph_.block_count() || awaited_in_[block] != run_) return false;
   const std::int32_t local = slot - graph_.groups()[block].first;
   return local >= graph_.PassTasks(block) && local < graph_.ComputeTasks(block);
@@ -419,9 +431,9 @@ void Engine::CountArrived(std::int32_t slot, const Rows& rows, std::int32_t row)
   Live& live = live_[slot];
   if (row >= rows.count()) return;
   for (const std::int32_t before : rows[row]) {
-    if (past_[before].taken >= start_) continue;
+    if (taken_at_[before] >= start_) continue;
     --live.remaining;
-    live.ready_s = std::max(live.ready_s, past_[before].end_s);
+    live.ready_s = std::max(live.ready_s, end_s_[before]);
   }
 }
 
@@ -430,7 +442,6 @@ const Engine::Predecessors& Engine::PredecessorsOf(std::int32_t number) {
   if (found.is_known) return found;
   found.is_known = true;
   const Group& group = graph_.groups()[number];
-  const std::vector<Slot>& slots = graph_.slots();
   const bool is_forward = graph_.PassOf(number) == kForwardPass;
   found.attached.resize(group.attached.size());
   // Counted, then filled.
@@ -443,7 +454,7 @@ const Engine::Predecessors& Engine::PredecessorsOf(std::int32_t number) {
     reset(&found.attached[i], group.attached[i].successors.count());
   }
   const auto row_of = [&](std::int32_t slot, std::int32_t* row) -> Rows& {
-    const std::int32_t block = slots[slot].group;
+    const std::int32_t block = graph_.group_of()[slot];
     *row = slot - graph_.groups()[block].first;
     if (block == number) return found.own;
     if (*row >= graph_.PassTasks(block)) *row -= graph_.PassTasks(block);
@@ -506,13 +517,15 @@ void Engine::Commit() {
     if (first_backward_[block] >= start_) first_backward_[block] = kLater;
   }
   for (const Record& record : log_) {
-    past_[record.slot] = record.past;
-    const std::int32_t block = graph_.slots()[record.slot].group;
+    end_s_[record.slot] = record.end_s;
+    taken_at_[record.slot] = record.taken;
+    first_[record.slot] = first_now_[record.slot];
+    const std::int32_t block = graph_.group_of()[record.slot];
     if (block >= blocks) continue;
     const std::int32_t local = record.slot - graph_.groups()[block].first;
     if (local >= graph_.ComputeTasks(block)) continue;
     std::int32_t& first = local < graph_.PassTasks(block) ? first_forward_[block] : first_backward_[block];
-    first = std::min(first, record.past.taken);
+    first = std::min(first, record.taken);
   }
   snapshot_count_ = kept_snapshots_;
   if (snapshots_.size() < snapshot_count_ + taken_count_) snapshots_.resize(snapshot_count_ + taken_count_);

@@ -57,31 +57,24 @@ class Engine {
 
   const TaskGraph& graph() const { return graph_; }
   // Start and end are known by slot for what stands, after Makespan() or Accept().
-  double end_s(std::int32_t slot) const { return past_[slot].end_s; }
+  double end_s(std::int32_t slot) const { return end_s_[slot]; }
   std::int64_t simulated() const { return simulated_; }  // tasks taken from the queue, over all proposals
   std::int64_t built() const { return built_; }          // proposals for which groups were rebuilt
   std::int64_t run() const { return runs_; }             // proposals that were simulated
 
  private:
-  // A task or gate in the accepted timeline. Moments are counted in tasks taken from the queue.
-  struct Past {
-    double end_s;
-    double ready_s;
-    std::int32_t taken;  // when it was
-    std::int32_t first;  // when the first of those it waits for was
-  };
-
-  // The same in the simulation under way.
+  // A task or gate in the simulation under way.
   struct Live {
     double ready_s;
-    std::int32_t remaining;
-    std::int32_t run = 0;
-    std::int32_t first;
+    std::int32_t remaining;  // of those it waits for
+    std::int32_t run = 0;    // the run for which this is so
   };
 
+  // One that is done. Moments are counted in tasks taken from the queue.
   struct Record {
+    double end_s;
     std::int32_t slot;
-    Past past;
+    std::int32_t taken;
   };
 
   struct Snapshot {
@@ -135,7 +128,9 @@ class Engine {
   std::vector<std::int64_t> new_compute_fs_;
 
   // What stands.
-  std::vector<Past> past_;                   // by slot
+  std::vector<double> end_s_;           // by slot
+  std::vector<std::int32_t> taken_at_;  // by slot: the moment it was taken from the queue
+  std::vector<std::int32_t> first_;     // by slot: the moment the first of those it waits for was
   std::vector<std::int32_t> first_forward_;  // by block: when its first forward task was taken
   std::vector<std::int32_t> first_backward_;
   std::vector<std::uint8_t> has_root_;  // by block: whether some forward task waits for nothing
@@ -159,7 +154,8 @@ class Engine {
   std::int32_t moment_ = 0;
   double so_far_s_ = 0;
   std::size_t kept_snapshots_ = 0;
-  std::vector<Live> live_;              // by slot
+  std::vector<Live> live_;               // by slot
+  std::vector<std::int32_t> first_now_;  // as first_, in this run
   std::vector<std::int32_t> rebuilt_in_;  // by group: the run for which it was rebuilt
   std::vector<double> free_s_;
   std::vector<std::int64_t> done_fs_;

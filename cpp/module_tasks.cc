@@ -99,8 +99,8 @@ class PlannedTasks {
 // Proposals simulated one after the other, by whoever asks or by a chain's own rule.
 class Proposals {
  public:
-  Proposals(std::shared_ptr<const Problem> problem, std::uint64_t seed, bool uses_rewind, bool uses_threshold)
-      : problem_(std::move(problem)), chain_(problem_.get(), seed, {uses_rewind, uses_threshold}) {}
+  Proposals(std::shared_ptr<const Problem> problem, std::uint64_t seed, ChainOptions options)
+      : problem_(std::move(problem)), chain_(problem_.get(), seed, options) {}
 
   bool Place(std::int32_t block, const std::vector<std::int32_t>& degrees, std::int32_t copies,
              std::vector<std::int32_t> devices) {
@@ -282,10 +282,13 @@ void BindTasks(nb::module_& module) {
       .def("flat", &BoundFlat);
   nb::class_<Proposals>(module, "Proposals")
       .def("__init__",
-           [](Proposals* self, const Problem& problem, std::uint64_t seed, bool uses_rewind, bool uses_threshold) {
-             new (self) Proposals(std::make_shared<const Problem>(problem), seed, uses_rewind, uses_threshold);
+           [](Proposals* self, const Problem& problem, std::uint64_t seed, bool is_plain, bool uses_rewind,
+              bool uses_threshold) {
+             const ChainOptions options{is_plain, {uses_rewind, uses_threshold}};
+             new (self) Proposals(std::make_shared<const Problem>(problem), seed, options);
            },
-           nb::arg("problem"), nb::arg("seed") = 0, nb::arg("uses_rewind") = true, nb::arg("uses_threshold") = true)
+           nb::arg("problem"), nb::arg("seed") = 0, nb::arg("is_plain") = false, nb::arg("uses_rewind") = true,
+           nb::arg("uses_threshold") = true)
       .def("place", &Proposals::Place, nb::arg("block"), nb::arg("degrees"), nb::arg("copies"),
            nb::arg("devices"))
       .def("makespan", &Proposals::Makespan)

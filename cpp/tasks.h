@@ -29,19 +29,16 @@ struct Placement {
   std::vector<std::int32_t> devices;  // [shard * copies + copy]
 };
 
-// What the simulation needs to know of a task or a gate, in one place.
+// What the simulation needs to know of a task or a gate when its turn comes, in half a cache line.
 struct Slot {
   static constexpr std::int32_t kGate = -1;
 
   double duration_s;
-  std::int64_t work_fs;
   TaskOrder order;
-  std::int32_t resource;  // devices first, then links; kGate for a gate
-  std::int32_t group;
-  std::int32_t waits;       // how many tasks and gates it waits for
-  std::int32_t next_count;  // of those that wait for it
   // Slots that wait for it; a negative number is the complement of a handle: the gate of a gradient.
   const std::int32_t* next;
+  std::int32_t next_count;
+  std::int32_t resource;  // devices first, then links; kGate for a gate
 };
 
 // What is said of a task besides, for who looks at it.
@@ -127,6 +124,9 @@ class TaskGraph {
   // then for each weight.
   const std::vector<Group>& groups() const { return groups_; }
   const std::vector<Slot>& slots() const { return slots_; }
+  const std::vector<std::int32_t>& group_of() const { return group_of_; }  // by slot
+  // By slot: how many tasks and gates it waits for.
+  const std::vector<std::int32_t>& waits() const { return waits_; }
   const Placement& placement(std::int32_t block) const { return placements_[block]; }
   std::int32_t block_count() const { return static_cast<std::int32_t>(placements_.size()); }
   std::int32_t task_count() const;
@@ -238,6 +238,8 @@ class TaskGraph {
   std::vector<Group> groups_;
   std::vector<Group> spare_;  // what groups were before the change, or memory to build the next in
   std::vector<Slot> slots_;
+  std::vector<std::int32_t> group_of_;
+  std::vector<std::int32_t> waits_;
   std::vector<SlotLabel> labels_;
   std::vector<std::vector<std::int32_t>> unused_;  // by power of two: first slots of ranges of that size
   std::vector<std::uint8_t> is_stale_;             // by group
