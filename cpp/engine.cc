@@ -9,6 +9,9 @@ namespace {
 constexpr std::int32_t kLater = std::numeric_limits<std::int32_t>::max();
 constexpr std::int32_t kLeastBetweenSnapshots = 16;
 constexpr std::int32_t kMostSnapshots = 64;
+// From what part of the makespan on the longest path is worth looking at.
+constexpr double kClosePath = 0.9;
+constexpr std::int32_t kBetweenPaths = 256;  // accepted proposals until that is asked again
 // Added to what a task waits for while not all of that is known.
 constexpr std::int32_t kPending = 1 << 24;
 constexpr std::int32_t kBetweenLooks = 32;  // tasks between looks at all resources
@@ -20,6 +23,7 @@ double LimitOf(double threshold_s) { return threshold_s * kFemto * (1 + 1e-12); 
 
 Engine::Engine(const Problem* problem, BoxTables* tables, EngineOptions options)
     : graph_(problem, tables),
+      path_(problem, tables, &graph_),
       options_(options),
       devices_(problem->machine.device_count),
       resources_(problem->machine.device_count + problem->machine.link_count),
@@ -67,6 +71,7 @@ double Engine::Makespan() {
   ++run_;
   proposed_s_ = Run(0, kNever);
   Commit();
+  LookAtPath();
   is_known_ = true;
   return makespan_s_;
 }
@@ -78,6 +83,7 @@ double Engine::Propose(std::int32_t block, const Placement& placement, double th
   is_begun_ = false;
   ++run_;
   if (!FitsCompute(block, placement, limit_fs)) return kNever;
+  if (uses_path_ && path_.Propose(block, placement) * kFemto > limit_fs) return kNever;
   is_begun_ = true;
   ++built_;
   saved_work_fs_ = work_fs_;
@@ -168,8 +174,10 @@ void Engine::Accept() {
   }
   compute_fs_.swap(new_compute_fs_);
   has_root_[proposed_] = has_root_now_;
+  if (uses_path_) path_.Accept();
   graph_.Keep();
   Commit();
+  if (--until_path_ == 0) LookAtPath();
   proposed_ = -1;
 }
 
@@ -183,6 +191,13 @@ void Engine::Reject() {
 }
 
 // -- bounds -----------------------------------------------------------------------------------------------
+
+// Decides whether the bound of the longest path is close enough to be of use.
+void Engine::LookAtPath() {
+  until_path_ = kBetweenPaths;
+  path_.Reset();
+  uses_path_ = options_.uses_threshold && path_.current_s() > kClosePath * makespan_s_;
+}
 
 // Whether every device could do its compute tasks in time.
 bool Engine::FitsCompute(std::int32_t block, const Placement& placement, double limit_fs) {

@@ -3,8 +3,8 @@
 //
 // Three things make a proposal cheap, none of which changes a bit of the outcome:
 //   the threshold   the caller says beforehand up to what makespan a proposal is of interest; it is dropped
-//                   as soon as the work that a resource has left cannot be done by then, which for most
-//                   proposals is before a single task is built;
+//                   as soon as the work that a resource has left cannot be done by then, or the longest path
+//                   cannot be walked: for most proposals, before a single task is built;
 //   the rewind      snapshots of the last accepted simulation, from the latest of which that no task of the
 //                   changed groups precedes the simulation goes on; what tasks still wait for is worked out
 //                   from the accepted timeline when it reaches them;
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "calendar.h"
+#include "path_bound.h"
 #include "problem.h"
 #include "tasks.h"
 
@@ -92,6 +93,7 @@ class Engine {
     std::vector<Rows> attached;
   };
 
+  void LookAtPath();
   bool FitsCompute(std::int32_t block, const Placement& placement, double limit_fs);
   void Count(const Group& group, std::int64_t sign);
   bool FitsCounted(const Group& group, double limit_fs);
@@ -115,6 +117,7 @@ class Engine {
   void Commit();
 
   TaskGraph graph_;
+  PathBound path_;
   EngineOptions options_;
   std::int32_t devices_;
   std::int32_t resources_;
@@ -141,6 +144,8 @@ class Engine {
   // The proposal.
   std::int32_t proposed_ = -1;
   bool is_begun_ = false;
+  std::int32_t until_path_ = 0;
+  bool uses_path_ = false;  // whether the bound of the longest path is close enough to be of use
   bool has_root_now_ = false;
   bool awaits_backward_ = false;  // whether the groups of the backward pass are still to be rebuilt
   bool is_backward_due_ = false;  // whether it is time to do so

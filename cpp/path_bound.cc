@@ -1,0 +1,179 @@
+#include "path_bound.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace soapstone {
+namespace {
+
+constexpr double kNothing = -1;
+
+}  // namespace
+
+PathBound::PathBound(const Problem* problem, const BoxTables* tables, const TaskGraph* graph)
+    : problem_(problem),
+      tables_(tables),
+      graph_(graph),
+      into_(problem->blocks.size()),
+      out_of_(problem->blocks.size()),
+      forward_s_(problem->blocks.size(), 0),
+      backward_s_(problem->blocks.size(), 0),
+      awaits_gradient_(problem->blocks.size(), 0),
+      end_s_(problem->blocks.size(), 0) {
+  std::vector<std::int32_t> writer(problem->values.size(), -1);
+  for (std::size_t b = 0; b < problem->blocks.size(); ++b) {
+    const auto block = static_cast<std::int32_t>(b);
+    for (const NodeData& node : problem->blocks[b].nodes) {
+      for (const Access& output : node.outputs) {
+        if (output.value >= 0) writer[output.value] = block;
+      }
+      for (const Access& operand : node.operands) {
+        if (operand.value < 0) continue;
+        const auto number = static_cast<std::int32_t>(edges_.size());
+        const bool returns = problem->values[operand.value].is_differentiable && node.writes_gradient &&
+                             ReadsAll(node, operand);
+        edges_.push_back({operand.value, writer[operand.value], block, returns});
+        into_[block].push_back(number);
+        out_of_[writer[operand.value]].push_back(number);
+      }
+    }
+  }
+  wait_s_.resize(edges_.size());
+}
+
+void PathBound::Reset() {
+  proposed_ = -1;
+  for (std::int32_t block = 0; block < graph_->block_count(); ++block) SetBlock(block);
+  for (std::size_t edge = 0; edge < edges_.size(); ++edge) wait_s_[edge] = WaitOf(edges_[edge]);
+  current_s_ = Longest();
+}
+
+// Sums the shortest of each segment: less than any shard takes.
+void PathBound::SetBlock(std::int32_t block) {
+  const Placement& placement = PlacementOf(block);
+  const Layout& layout = *placement.layout;
+  const std::vector<std::int32_t>& kind = problem_->machine.kind;
+  const auto shortest = [&](const std::vector<double>& seconds) {
+    double sum_s = 0;
+    for (std::int32_t segment = 0; segment < layout.segments; ++segment) {
+      double least_s = std::numeric_limits<double>::infinity();
+      for (std::size_t pc = 0; pc < placement.devices.size(); ++pc) {
+        const std::size_t at = (kind[placement.devices[pc]] * layout.segments + segment) * layout.parts +
+                               pc / static_cast<std::size_t>(placement.copies);
+        least_s = std::min(least_s, seconds[at]);
+      }
+      sum_s += least_s;
+    }
+    return sum_s;
+  };
+  forward_s_[block] = shortest(layout.forward_s);
+  backward_s_[block] = problem_->blocks[block].needs_backward ? shortest(layout.backward_s) : 0;
+  // A gradient holds up the whole backward pass only if it comes in before its first segment.
+  awaits_gradient_[block] =
+      std::all_of(layout.written.begin(), layout.written.end(),
+                  [&](const Written& written) { return written.port.segment == layout.segments - 1; });
+}
+
+double PathBound::WaitOf(const Edge& edge) const {
+  const Placement& from = PlacementOf(edge.writer);
+  const Placement& to = PlacementOf(edge.reader);
+  const MachineData& machine = problem_->machine;
+  const ValueData& value = problem_->values[edge.value];
+  const BoxTable& table = tables_->values[edge.value];
+  const auto written = std::find_if(from.layout->written.begin(), from.layout->written.end(),
+                                    [&](const Written& each) { return each.port.subject == edge.value; });
+  double least_s = std::numeric_limits<double>::infinity();
+  for (const Port& port : to.layout->read) {
+    if (port.subject != edge.value) continue;
+    for (std::int32_t shard = 0; shard < to.layout->parts; ++shard) {
+      const std::int32_t box = port.boxes[shard];
+      if (box == BoxTable::kNone) return kNothing;
+      for (std::int32_t copy = 0; copy < to.copies; ++copy) {
+        const std::int32_t device = to.devices[shard * to.copies + copy];
+        double longest_s = 0;
+        written->ForEachUnder(table.Bounds(box), [&](std::int32_t source, std::int64_t volume) {
+          double nearest_s = std::numeric_limits<double>::infinity();
+          for (const std::int32_t holder : written->shards[source]) {
+            for (std::int32_t c = 0; c < from.copies; ++c) {
+              const std::int32_t giver = from.devices[holder * from.copies + c];
+              const std::int32_t pair = giver * machine.device_count + device;
+              const double seconds =
+                  giver == device ? 0
+                                  : static_cast<double>(volume * value.item_bytes) / machine.bandwidth[pair] +
+                                        machine.latency[pair];
+              nearest_s = std::min(nearest_s, seconds);
+            }
+          }
+          longest_s = std::max(longest_s, nearest_s);
+        });
+        if (longest_s == 0) return 0;
+        least_s = std::min(least_s, longest_s);
+      }
+    }
+  }
+  return least_s;
+}
+
+double PathBound::Longest() {
+  const std::int32_t blocks = graph_->block_count();
+  double longest_s = 0;
+  for (std::int32_t block = 0; block < blocks; ++block) {
+    double ready_s = 0;
+    for (const std::int32_t edge : into_[block]) {
+      if (wait_s_[edge] >= 0) ready_s = std::max(ready_s, end_s_[edges_[edge].writer] + wait_s_[edge]);
+    }
+    end_s_[block] = ready_s + forward_s_[block];
+    longest_s = std::max(longest_s, end_s_[block]);
+  }
+  for (std::int32_t block = blocks; block-- > 0;) {
+    if (!problem_->blocks[block].needs_backward) continue;
+    double ready_s = end_s_[block];
+    if (awaits_gradient_[block]) {
+      for (const std::int32_t edge : out_of_[block]) {
+        if (edges_[edge].returns_gradient) ready_s = std::max(ready_s, end_s_[edges_[edge].reader]);
+      }
+    }
+    end_s_[block] = ready_s + backward_s_[block];
+    longest_s = std::max(longest_s, end_s_[block]);
+  }
+  return longest_s;
+}
+
+double PathBound::Propose(std::int32_t block, const Placement& placement) {
+  Restore();
+  proposed_ = block;
+  placement_ = &placement;
+  old_forward_s_ = forward_s_[block];
+  old_backward_s_ = backward_s_[block];
+  old_awaits_ = awaits_gradient_[block];
+  old_wait_s_.clear();
+  SetBlock(block);
+  for (const std::vector<std::int32_t>* edges : {&into_[block], &out_of_[block]}) {
+    for (const std::int32_t edge : *edges) {
+      old_wait_s_.push_back(wait_s_[edge]);
+      wait_s_[edge] = WaitOf(edges_[edge]);
+    }
+  }
+  proposed_s_ = Longest();
+  return proposed_s_;
+}
+
+void PathBound::Accept() {
+  current_s_ = proposed_s_;
+  proposed_ = -1;
+}
+
+// Forgets a proposal that was not accepted.
+void PathBound::Restore() {
+  if (proposed_ < 0) return;
+  forward_s_[proposed_] = old_forward_s_;
+  backward_s_[proposed_] = old_backward_s_;
+  awaits_gradient_[proposed_] = old_awaits_;
+  auto old = old_wait_s_.begin();
+  for (const std::vector<std::int32_t>* edges : {&into_[proposed_], &out_of_[proposed_]}) {
+    for (const std::int32_t edge : *edges) wait_s_[edge] = *old++;
+  }
+  proposed_ = -1;
+}
+
+}  // namespace soapstone
