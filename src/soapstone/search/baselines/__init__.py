@@ -1,0 +1,19 @@
+"""Baselines: strategies that people, and other planners, would use. `docs/guide/baselines.md` is the
+user's page.
+
+    simple        data parallel, model parallel, one device, random
+    registry      all of them by name
+"""
+
+from soapstone.search.baselines.registry import BASELINES, Baseline, applicable, baseline
+from soapstone.search.baselines.simple import data_parallel, model_parallel, single_device
+
+__all__ = [
+    "BASELINES",
+    "Baseline",
+    "applicable",
+    "baseline",
+    "data_parallel",
+    "model_parallel",
+    "single_device",
+]
