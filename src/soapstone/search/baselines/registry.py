@@ -14,7 +14,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
-from soapstone.search.baselines import simple
+from soapstone.search.baselines import dlrm_expert, krizhevsky, simple, wu
 from soapstone.strategy.strategy import Strategy
 
 
@@ -60,6 +60,24 @@ _ALL = (
         "single_device",
         "everything on the first device",
         lambda given: simple.single_device(given.graph, given.machine),
+    ),
+    Baseline(
+        "krizhevsky",
+        "samples for convolutions, parameters for dense layers (Krizhevsky 2014)",
+        lambda given: krizhevsky.krizhevsky(given.graph, given.machine),
+        krizhevsky.objection,
+    ),
+    Baseline(
+        "wu",
+        "samples over nodes, recurrent layers over the devices of a node (Wu et al. 2016)",
+        lambda given: wu.wu(given.graph, given.machine),
+        wu.objection,
+    ),
+    Baseline(
+        "dlrm_expert",
+        "embedding tables on devices of their own, all else data parallel (Naumov et al. 2019)",
+        lambda given: dlrm_expert.dlrm_expert(given.graph, given.machine),
+        dlrm_expert.objection,
     ),
     Baseline(
         "random",
