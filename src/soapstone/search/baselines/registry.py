@@ -14,7 +14,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
-from soapstone.search.baselines import dlrm_expert, krizhevsky, simple, wu
+from soapstone.search.baselines import dlrm_expert, krizhevsky, optcnn, simple, wu
 from soapstone.strategy.strategy import Strategy
 
 
@@ -72,6 +72,11 @@ _ALL = (
         "samples over nodes, recurrent layers over the devices of a node (Wu et al. 2016)",
         lambda given: wu.wu(given.graph, given.machine),
         wu.objection,
+    ),
+    Baseline(
+        "optcnn",
+        "the best split of every layer, by dynamic programming (Jia et al. 2018)",
+        lambda given: optcnn.optcnn(given.graph, given.machine, given.costs),
     ),
     Baseline(
         "dlrm_expert",
