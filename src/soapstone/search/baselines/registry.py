@@ -14,7 +14,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
-from soapstone.search.baselines import dlrm_expert, krizhevsky, optcnn, simple, wu
+from soapstone.search.baselines import dlrm_expert, krizhevsky, megatron, optcnn, simple, wu
 from soapstone.strategy.strategy import Strategy
 
 
@@ -77,6 +77,12 @@ _ALL = (
         "optcnn",
         "the best split of every layer, by dynamic programming (Jia et al. 2018)",
         lambda given: optcnn.optcnn(given.graph, given.machine, given.costs),
+    ),
+    Baseline(
+        "megatron",
+        "column- and row-parallel pairs within groups, samples between them (Shoeybi et al. 2019)",
+        lambda given: megatron.megatron(given.graph, given.machine, given.costs),
+        megatron.objection,
     ),
     Baseline(
         "dlrm_expert",
