@@ -2,6 +2,11 @@
 user's page.
 
     simple        data parallel, model parallel, one device, random
+    krizhevsky, wu, megatron, dlrm_expert
+                  what experts do for convolutional, recurrent, transformer and recommendation models
+    optcnn        dynamic programming over a sum of costs: layers, part_costs, elimination
+    colocrl       placement of whole blocks, learned by reinforcement
+    anatomy       what part of a network a block is
     registry      all of them by name
 """
 

@@ -14,7 +14,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
-from soapstone.search.baselines import dlrm_expert, krizhevsky, megatron, optcnn, simple, wu
+from soapstone.search.baselines import colocrl, dlrm_expert, krizhevsky, megatron, optcnn, simple, wu
 from soapstone.strategy.strategy import Strategy
 
 
@@ -77,6 +77,11 @@ _ALL = (
         "optcnn",
         "the best split of every layer, by dynamic programming (Jia et al. 2018)",
         lambda given: optcnn.optcnn(given.graph, given.machine, given.costs),
+    ),
+    Baseline(
+        "colocrl",
+        "whole blocks, placed by reinforcement learning (Mirhoseini et al. 2017)",
+        lambda given: colocrl.colocrl(given.graph, given.machine, given.costs, given.seed),
     ),
     Baseline(
         "megatron",
