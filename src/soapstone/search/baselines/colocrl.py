@@ -8,10 +8,11 @@ is moved towards what did better than usual:
     gradient    the mean over a batch of samples of (R - B) * d log p(placement); we divide R - B by the
                 spread of the batch, so that one rate does for models of all sizes
 
-Their policy is a recurrent network that reads the operators one by one; ours is a table, with a score for
-each device and *layer* plus one for each device and block, so that steps of a layer move together at first
-and apart later. Theirs measured placements for hours, on up to 160 machines; ours simulates them. The best
-placement that was drawn is the result, as theirs is. numpy only, and all chance comes from the seed.
+Their policy is a recurrent network that reads the operators one by one; ours is a table of scores for each
+device, the sum of one for all blocks, one for each layer and one for each block, so that it can learn which
+devices to use at all, then to move the steps of a layer together, and then apart. Theirs measured
+placements for hours, on up to 160 machines; ours simulates them. The best placement that was drawn is the
+result, as theirs is. numpy only, and all chance comes from the seed.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ TINY = 1e-8
 class Training:
     """How long and how fast the policy learns."""
 
-    updates: int = 150
-    """[choice] More bring little: the policy has settled by then."""
+    updates: int = 300
+    """[choice] More bring little: on few devices the policy has settled by then."""
     samples: int = 10
     """[choice] Placements drawn for each update."""
-    rate: float = 0.2
+    rate: float = 0.05
     """[choice] Adam's step, of the scores."""
     memory: float = 0.9
     """[choice] The share of the baseline that each update keeps."""
@@ -93,18 +94,20 @@ def learned(
 
 
 class Policy:
-    """Scores of devices for layers and for blocks; a block's device is drawn by the softmax of both."""
+    """Scores of devices for all blocks, for layers and for blocks; a block's device is drawn by the softmax
+    of their sum."""
 
     def __init__(self, anatomy: Anatomy, devices: int, rate: float) -> None:
         numbers = {block.name: i for i, layer in enumerate(layers(anatomy)) for block in layer.blocks}
         self._layer = np.array([numbers[block.name] for block in anatomy.blocks], dtype=np.intp)
+        self._of_all = _Adam((1, devices), rate)
         self._of_layers = _Adam((len(set(numbers.values())), devices), rate)
         self._of_blocks = _Adam((len(self._layer), devices), rate)
 
     @property
     def probabilities(self) -> Numbers:
         """For each block, how likely it is to be placed on each device."""
-        scores = self._of_layers.values[self._layer] + self._of_blocks.values
+        scores = self._of_all.values + self._of_layers.values[self._layer] + self._of_blocks.values
         likely: Numbers = np.exp(scores - scores.max(axis=1, keepdims=True))
         likely /= likely.sum(axis=1, keepdims=True)
         return likely
@@ -125,6 +128,7 @@ class Policy:
         gradient /= len(drawn)
         summed = np.zeros(self._of_layers.values.shape)
         np.add.at(summed, self._layer, gradient)
+        self._of_all.ascend(gradient.sum(axis=0, keepdims=True))
         self._of_layers.ascend(summed)
         self._of_blocks.ascend(gradient)
 
