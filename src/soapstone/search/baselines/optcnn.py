@@ -7,8 +7,9 @@ found exactly by eliminating layers one after another (`elimination`).
 
 Recurrent networks are fused as FlexFlow 8.1.3 does: all steps of a layer have one configuration
 (`layers`). To keep the tables small, a configuration splits at most `MOST_DIMS` dims, into as many shards
-as a divisor of the number of devices (on several nodes: one, the devices of a node, or all of them);
-data parallelism is always among them.
+as a divisor of the number of devices. On several nodes, shards are one, as many as the devices of a node,
+or as all devices, and of two dims that are split one is the samples'. Data parallelism is always among
+the configurations.
 """
 
 from __future__ import annotations
@@ -146,15 +147,18 @@ class OptCNN:
     def _candidates(self, layer: Layer) -> tuple[Placement, ...]:
         """Data parallelism, and all that the operator and the limits of this module allow."""
         node = layer.blocks[0].leader
+        sample = self.graph.sample_dims.get(node.name, "")
         allowed = {dim for dim, kind in self.graph.kinds(node).items() if kind is not Kind.REDUCTION}
-        allowed.add(self.graph.sample_dims.get(node.name, ""))  # a loss sums over its samples
+        allowed.add(sample)  # a loss sums over its samples
+
+        def is_tried(degrees: Mapping[str, int]) -> bool:
+            is_simple = len(degrees) <= 1 or sample in degrees or len(self.machine.nodes) == 1
+            return len(degrees) <= MOST_DIMS and allowed.issuperset(degrees) and is_simple
+
         found = [self._samples[block.name] for block in layer.blocks]
         for parts in self._shard_counts:
-            found.extend(
-                placed(degrees, range(parts))
-                for degrees in self.graph.signature(node).legal_degrees(parts)
-                if len(degrees) <= MOST_DIMS and allowed.issuperset(degrees)
-            )
+            every = self.graph.signature(node).legal_degrees(parts)
+            found.extend(placed(degrees, range(parts)) for degrees in every if is_tried(degrees))
         return tuple(dict.fromkeys(found))
 
     def _layer_s(self, layer: Layer, own: tuple[Placement, ...]) -> NDArray[np.float64]:
