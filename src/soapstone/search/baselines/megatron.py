@@ -4,7 +4,7 @@ Devices form groups of t neighbours. A *column-parallel* dense layer is split al
 all that follows works on a part of the features, or of the attention heads, by itself; a *row-parallel*
 dense layer is split along the features it sums over, and one all-reduce in the group adds its parts up.
 In between nothing moves. Here such a region is found and not declared: the split of a dense layer's
-output is followed from block to block (`_followed`) until every path ends in a dense layer that sums
+output is followed from block to block (`Groups._followed`) until every path ends in a dense layer that sums
 over it. Tables of embeddings are split along their rows, the head along its words.
 
 What lies outside of regions is computed by all devices of a group alike, as in Megatron. Two details
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import StrategyError
@@ -61,6 +62,15 @@ def megatron(graph: Graph, machine: Machine, costs: AnalyticCosts) -> Strategy:
 def _sizes(machine: Machine) -> list[int]:
     count = len(machine.devices)
     return [t for t in range(2, count + 1) if count % t == 0]
+
+
+class _Reading(NamedTuple):
+    """A block that reads a value of another: as this operand of this node in it."""
+
+    block: Block
+    node: int
+    operand: int
+    value: str
 
 
 @dataclass(frozen=True)
@@ -122,23 +132,19 @@ class Groups:
         return tuple(
             block
             for block in self.anatomy.dense_layers
-            if (readers := self._readers[block.name]) and all(self._is_loss(b) for b, _, _, _ in readers)
+            if (readings := self._readings[block.name])
+            and all(self._is_loss(each.block) for each in readings)
         )
 
     @cached_property
-    def _readers(self) -> dict[str, list[tuple[Block, int, int, str]]]:
-        """Who reads what each block writes: (block, number of the node in it, operand, value)."""
-        found: dict[str, list[tuple[Block, int, int, str]]] = {
-            block.name: [] for block in self.anatomy.blocks
-        }
+    def _readings(self) -> dict[str, list[_Reading]]:
+        """Who reads what each block writes."""
+        found: dict[str, list[_Reading]] = {block.name: [] for block in self.anatomy.blocks}
         for block in self.anatomy.blocks:
             for n, node in enumerate(block.nodes):
-                for i, operand in enumerate(node.operands):
-                    home = (
-                        self.anatomy.home.get(operand, block.name) if isinstance(operand, str) else block.name
-                    )
-                    if home != block.name:
-                        found[home].append((block, n, i, str(operand)))
+                for i, value in enumerate(node.operands):
+                    if isinstance(value, str) and self.anatomy.home.get(value, block.name) != block.name:
+                        found[self.anatomy.home[value]].append(_Reading(block, n, i, value))
         return found
 
     def _is_loss(self, block: Block) -> bool:
@@ -154,14 +160,13 @@ class Groups:
             block = pending.pop()
             if not self._can_split(block, region[block.name]):
                 return None
-            for reader, n, i, value in self._readers[block.name]:
-                then = self._dim_for(reader, n, i, self._split_axis(block, region[block.name], value))
+            for reading in self._readings[block.name]:
+                reader = reading.block
+                then = self._dim_for(reading, self._split_axis(block, region[block.name], reading.value))
                 if then is None or region.get(reader.name, then) != then:
                     return None
                 if then in self.anatomy.contracted(reader.leader):
                     is_summed = True
-                    if not self._can_split(reader, then):
-                        return None
                 elif reader.name not in region:
                     pending.append(reader)
                 region[reader.name] = then
@@ -175,20 +180,18 @@ class Groups:
         assert whole is not None
         return None if split is None else _cut(whole.writes(n, output)[0], split.writes(n, output)[0])
 
-    def _dim_for(self, reader: Block, node: int, operand: int, axis: int | None) -> str | None:
+    def _dim_for(self, reading: _Reading, axis: int | None) -> str | None:
         """The dim along which a block must be split so that each shard reads its part of an operand that
         is split along an axis."""
-        signature, contracted = self.graph.signature(reader.leader), self.anatomy.contracted(reader.leader)
-        whole = self._layout(reader, {})
+        block, at = reading.block, (reading.node, reading.operand)
+        signature, whole = self.graph.signature(block.leader), self._layout(block, {})
+        contracted = self.anatomy.contracted(block.leader)
         assert whole is not None
         for dim in signature.splits:
-            if axis is None or (dim not in signature.output_dims and dim not in contracted):
+            split = self._layout(block, {dim: self.size})
+            if split is None or (dim not in signature.output_dims and dim not in contracted):
                 continue
-            split = self._layout(reader, {dim: self.size})
-            if (
-                split is not None
-                and _cut(whole.reads(node, operand)[0], split.reads(node, operand)[0]) == axis
-            ):
+            if axis is not None and _cut(whole.reads(*at)[0], split.reads(*at)[0]) == axis:
                 return dim
         return None
 
@@ -218,8 +221,8 @@ class Groups:
     def _placement(self, block: Block) -> Placement:
         groups, devices = self.count // self.size, tuple(range(self.count))
         sample = self.graph.sample_dims.get(block.name, "")
-        dim = self._dims.get(block.name)
-        if dim is not None and self._layout(block, {sample: groups, dim: self.size}):
+        dim = self._dims.get(block.name, sample)
+        if dim != sample and self._layout(block, {sample: groups, dim: self.size}):
             order = [own for own in self.graph.signature(block.leader).sizes if own in (sample, dim)]
             if order[0] == dim and groups > 1:
                 devices = tuple(g * self.size + i for i in range(self.size) for g in range(groups))
