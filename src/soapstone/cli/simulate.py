@@ -22,7 +22,7 @@ from soapstone.machine import Machine, resolve
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plan import Plan, Simulation, read_plan, simulation, write_plan, write_text
 from soapstone.report.trace import trace_document
-from soapstone.search.baselines import baseline
+from soapstone.search.baselines import BASELINES, baseline
 from soapstone.sim.document import tasks_document
 from soapstone.strategy.document import read_strategy
 from soapstone.strategy.strategy import Strategy
@@ -49,7 +49,10 @@ def simulate(  # noqa: PLR0913, PLR0917, a command has a parameter for each opti
     ] = None,
     strategy: Annotated[
         str | None,
-        typer.Option("--strategy", help="A named strategy (default: data_parallel), or a file of your own."),
+        typer.Option(
+            "--strategy",
+            help=f"A file of your own, or one of {', '.join(BASELINES)} (default: data_parallel).",
+        ),
     ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="The zoo's small variant.")] = False,
     batch: Annotated[
@@ -152,7 +155,8 @@ def _from_request(request: _Request) -> _Found:
         captured = load(request.model, tiny=request.tiny, batch=request.batch, devices=devices).captured()
     for note in captured.notes:
         print(f"soapstone: note: {note}", file=sys.stderr)
-    strategy = _strategy(request.strategy, captured.graph, machine)
+    with progress(f"placing {captured.graph.name}"):
+        strategy = _strategy(request.strategy, captured.graph, machine)
     with progress(f"simulating {captured.graph.name}"):
         simulated = simulation(strategy, machine, optimizer=request.optimizer)
     model = f"{request.model}{',' if ':' in request.model else ':'}tiny" if request.tiny else request.model
