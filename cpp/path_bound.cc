@@ -27,6 +27,11 @@ PathBound::PathBound(const Problem* problem, const BoxTables* tables, const Task
       for (const Access& output : node.outputs) {
         if (output.value >= 0) writer[output.value] = block;
       }
+    }
+  }
+  for (std::size_t b = 0; b < problem->blocks.size(); ++b) {
+    const auto block = static_cast<std::int32_t>(b);
+    for (const NodeData& node : problem->blocks[b].nodes) {
       for (const Access& operand : node.operands) {
         if (operand.value < 0) continue;
         const auto number = static_cast<std::int32_t>(edges_.size());
@@ -39,6 +44,17 @@ PathBound::PathBound(const Problem* problem, const BoxTables* tables, const Task
     }
   }
   wait_s_.resize(edges_.size());
+  // Blocks are numbered by their leaders, and a follower may read what a later block writes.
+  std::vector<std::size_t> left(problem->blocks.size());
+  for (std::size_t b = 0; b < left.size(); ++b) {
+    left[b] = into_[b].size();
+    if (left[b] == 0) order_.push_back(static_cast<std::int32_t>(b));
+  }
+  for (std::size_t at = 0; at < order_.size(); ++at) {
+    for (const std::int32_t edge : out_of_[order_[at]]) {
+      if (--left[edges_[edge].reader] == 0) order_.push_back(edges_[edge].reader);
+    }
+  }
 }
 
 void PathBound::Reset() {
@@ -115,9 +131,8 @@ double PathBound::WaitOf(const Edge& edge) const {
 }
 
 double PathBound::Longest() {
-  const std::int32_t blocks = graph_->block_count();
   double longest_s = 0;
-  for (std::int32_t block = 0; block < blocks; ++block) {
+  for (const std::int32_t block : order_) {
     double ready_s = 0;
     for (const std::int32_t edge : into_[block]) {
       if (wait_s_[edge] >= 0) ready_s = std::max(ready_s, end_s_[edges_[edge].writer] + wait_s_[edge]);
@@ -125,7 +140,8 @@ double PathBound::Longest() {
     end_s_[block] = ready_s + forward_s_[block];
     longest_s = std::max(longest_s, end_s_[block]);
   }
-  for (std::int32_t block = blocks; block-- > 0;) {
+  for (std::size_t at = order_.size(); at-- > 0;) {
+    const std::int32_t block = order_[at];
     if (!problem_->blocks[block].needs_backward) continue;
     double ready_s = end_s_[block];
     if (awaits_gradient_[block]) {
