@@ -44,6 +44,18 @@ PathBound::PathBound(const Problem* problem, const BoxTables* tables, const Task
     }
   }
   wait_s_.resize(edges_.size());
+  const MachineData& machine = problem->machine;
+  for (std::int32_t to = 0; to < machine.device_count; ++to) {
+    double bandwidth = 0;
+    double latency = std::numeric_limits<double>::infinity();
+    for (std::int32_t from = 0; from < machine.device_count; ++from) {
+      if (from == to) continue;
+      bandwidth = std::max(bandwidth, machine.bandwidth[from * machine.device_count + to]);
+      latency = std::min(latency, machine.latency[from * machine.device_count + to]);
+    }
+    bandwidth_.push_back(bandwidth);
+    latency_.push_back(latency);
+  }
   // Blocks are numbered by their leaders, and a follower may read what a later block writes.
   std::vector<std::size_t> left(problem->blocks.size());
   for (std::size_t b = 0; b < left.size(); ++b) {
@@ -93,7 +105,6 @@ void PathBound::SetBlock(std::int32_t block) {
 double PathBound::WaitOf(const Edge& edge) const {
   const Placement& from = PlacementOf(edge.writer);
   const Placement& to = PlacementOf(edge.reader);
-  const MachineData& machine = problem_->machine;
   const ValueData& value = problem_->values[edge.value];
   const BoxTable& table = tables_->values[edge.value];
   const auto written = std::find_if(from.layout->written.begin(), from.layout->written.end(),
@@ -108,19 +119,16 @@ double PathBound::WaitOf(const Edge& edge) const {
         const std::int32_t device = to.devices[shard * to.copies + copy];
         double longest_s = 0;
         written->ForEachUnder(table.Bounds(box), [&](std::int32_t source, std::int64_t volume) {
-          double nearest_s = std::numeric_limits<double>::infinity();
+          bool is_local = false;
           for (const std::int32_t holder : written->shards[source]) {
             for (std::int32_t c = 0; c < from.copies; ++c) {
-              const std::int32_t giver = from.devices[holder * from.copies + c];
-              const std::int32_t pair = giver * machine.device_count + device;
-              const double seconds =
-                  giver == device ? 0
-                                  : static_cast<double>(volume * value.item_bytes) / machine.bandwidth[pair] +
-                                        machine.latency[pair];
-              nearest_s = std::min(nearest_s, seconds);
+              is_local = is_local || from.devices[holder * from.copies + c] == device;
             }
           }
-          longest_s = std::max(longest_s, nearest_s);
+          if (is_local) return;
+          // It may come by a collective, whose last hop is from any device.
+          const auto size_bytes = static_cast<double>(volume * value.item_bytes);
+          longest_s = std::max(longest_s, size_bytes / bandwidth_[device] + latency_[device]);
         });
         if (longest_s == 0) return 0;
         least_s = std::min(least_s, longest_s);

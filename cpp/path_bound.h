@@ -55,6 +55,8 @@ class PathBound {
   std::vector<Edge> edges_;                      // by reader
   std::vector<std::vector<std::int32_t>> into_;  // by block: edges
   std::vector<std::vector<std::int32_t>> out_of_;
+  std::vector<double> bandwidth_;    // by device: of the best route to it
+  std::vector<double> latency_;
   std::vector<std::int32_t> order_;  // blocks, each after those it reads from
   std::vector<double> forward_s_;   // by block: of its quickest shard
   std::vector<double> backward_s_;  // by block: the same, once the gradient of what it writes last is there
