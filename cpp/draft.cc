@@ -37,8 +37,9 @@ double CollectiveSeconds(Pattern pattern, std::int64_t piece_bytes, std::int64_t
 
 }  // namespace
 
-Draft::Draft(const MachineData* machine)
+Draft::Draft(const MachineData* machine, Batches batches)
     : machine_(*machine),
+      batches_(batches),
       leader_(machine->device_count, -1),
       place_(machine->device_count, -1),
       by_sender_(machine->device_count),
@@ -51,6 +52,9 @@ void Draft::Clear() {
   size_bytes_.clear();
   order_.clear();
   edges_.clear();
+  member_count_.clear();
+  members_.clear();
+  batched_ = 0;
   gates_ = 0;
 }
 
@@ -74,6 +78,14 @@ std::pair<Ref, Ref> Draft::AddMove(Pattern pattern, std::span<const std::int32_t
   const double seconds = CollectiveSeconds(pattern, size_bytes, count, bandwidth, latency);
   const std::int64_t hop_bytes =
       pattern == Pattern::kAllReduce ? 2 * (count - 1) * size_bytes / count : (count - 1) * size_bytes;
+  if (has_batches()) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      AddMember(n + machine_.link[devices[i] * n + devices[i + 1 < count ? i + 1 : 0]], seconds);
+    }
+    const Ref batch = AddBatch(KindOf(pattern), hop_bytes, *order);
+    *order += static_cast<TaskOrder>(count);
+    return {batch, batch};
+  }
   const Ref enter = AddGate();
   const Ref leave = AddGate();
   for (std::int64_t i = 0; i < count; ++i) {

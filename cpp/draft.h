@@ -69,9 +69,20 @@ struct Part {
   std::int32_t sum = 0;  // which sum of sources it is part of, among those of this box between the two
 };
 
+// One task of a batch.
+struct Member {
+  double duration_s;
+  std::int32_t resource;
+};
+
+// Tasks that follow each other in the task order, become ready at one moment and are waited for together are
+// a batch: the hops of a ring, or the updates after it. Unless told to keep them apart, a draft has one task
+// for all of them.
 class Draft {
  public:
-  explicit Draft(const MachineData* machine);
+  enum class Batches : std::uint8_t { kTogether, kApart };
+
+  Draft(const MachineData* machine, Batches batches);
 
   void Clear();
 
@@ -81,15 +92,27 @@ class Draft {
     duration_s_.push_back(duration_s);
     size_bytes_.push_back(size_bytes);
     order_.push_back(order);
+    member_count_.push_back(0);
     return {Ref::kOwn, static_cast<std::int32_t>(kind_.size()) - 1};
   }
+
+  // A batch, whose members are those added by AddMember() since the last one; `order` is that of the first.
+  Ref AddBatch(TaskKind kind, std::int64_t size_bytes, TaskOrder order) {
+    const Ref batch = Add(kind, 0, 0, size_bytes, order);
+    member_count_.back() = static_cast<std::int32_t>(members_.size()) - batched_;
+    batched_ = static_cast<std::int32_t>(members_.size());
+    return batch;
+  }
+  void AddMember(std::int32_t resource, double duration_s) { members_.push_back({duration_s, resource}); }
+
+  bool has_batches() const { return batches_ == Batches::kTogether; }
 
   Ref AddGate() { return {Ref::kGate, gates_++}; }
 
   void Wait(Ref task, Ref before) { edges_.push_back({before, task}); }
 
-  // The tasks of one move, and where to enter and leave them: a transfer, or the hops of a ring behind a
-  // gate and before another. `order` is counted up.
+  // The tasks of one move, and where to enter and leave them: a transfer, or the hops of a ring, which are a
+  // batch, or apart behind a gate and before another. `order` is counted up.
   std::pair<Ref, Ref> AddMove(Pattern pattern, std::span<const std::int32_t> devices, std::int64_t size_bytes,
                               TaskOrder* order);
 
@@ -201,6 +224,10 @@ class Draft {
   }
 
   const MachineData& machine_;
+  Batches batches_;
+  std::vector<std::int32_t> member_count_;  // by task: 0 if it is no batch
+  std::vector<Member> members_;
+  std::int32_t batched_ = 0;
   std::vector<TaskKind> kind_;
   std::vector<std::int32_t> resource_;
   std::vector<double> duration_s_;

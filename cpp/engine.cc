@@ -220,16 +220,23 @@ bool Engine::FitsCompute(std::int32_t block, const Placement& placement, double 
 
 void Engine::Count(const Group& group, std::int64_t sign) {
   const Slot* slot = graph_.slots().data() + group.first;
-  for (std::int32_t i = 0; i < group.tasks; ++i) work_fs_[slot[i].resource] += sign * Femtoseconds(slot[i].duration_s);
+  for (std::int32_t i = 0; i < group.tasks; ++i) {
+    slot[i].ForEachTask([&](std::int32_t resource, double seconds) {
+      work_fs_[resource] += sign * Femtoseconds(seconds);
+    });
+  }
 }
 
 // Whether every resource of a group could do its tasks in time.
 bool Engine::FitsCounted(const Group& group, double limit_fs) {
   const Slot* slot = graph_.slots().data() + group.first;
+  bool fits = true;
   for (std::int32_t i = 0; i < group.tasks; ++i) {
-    if (static_cast<double>(work_fs_[slot[i].resource]) > limit_fs) return false;
+    slot[i].ForEachTask([&](std::int32_t resource, double) {
+      fits = fits && static_cast<double>(work_fs_[resource]) <= limit_fs;
+    });
   }
-  return true;
+  return fits;
 }
 
 // Whether every resource could do what it has left, no task of it starting before `now_s`.
@@ -336,17 +343,21 @@ double Engine::Run(std::int32_t from, double threshold_s) {
     if (!queue_.Pop(&event)) break;
     if (awaits_backward_ && IsAwaited(event.slot) && !CatchUpBackward(limit_fs)) return kNever;
     const Slot& slot = graph_.slots()[event.slot];
-    const double end_s = std::max(event.ready_s, free_s_[slot.resource]) + slot.duration_s;
-    free_s_[slot.resource] = end_s;
+    double end_s = 0;
+    bool is_late = false;
+    slot.ForEachTask([&](std::int32_t resource, double seconds) {
+      const double until_s = std::max(event.ready_s, free_s_[resource]) + seconds;
+      const std::int64_t work_fs = Femtoseconds(seconds);
+      free_s_[resource] = until_s;
+      done_fs_[resource] += work_fs;
+      left_fs_[resource] -= work_fs;
+      end_s = std::max(end_s, until_s);
+      is_late = is_late || until_s * kFemto + static_cast<double>(left_fs_[resource]) > limit_fs;
+      ++simulated_;
+    });
     so_far_s_ = std::max(so_far_s_, end_s);
-    const std::int64_t work_fs = Femtoseconds(slot.duration_s);
-    done_fs_[slot.resource] += work_fs;
-    left_fs_[slot.resource] -= work_fs;
-    ++simulated_;
     if (threshold_s < kNever) {
-      if (end_s > threshold_s || end_s * kFemto + static_cast<double>(left_fs_[slot.resource]) > limit_fs) {
-        return kNever;
-      }
+      if (is_late || end_s > threshold_s) return kNever;
       if (--until_look == 0) {
         until_look = kBetweenLooks;
         if (!FitsLeft(event.ready_s, limit_fs)) return kNever;

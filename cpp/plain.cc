@@ -21,7 +21,7 @@ using Key = std::pair<std::int32_t, BoxBounds>;  // device, box
 class Builder {
  public:
   Builder(const Problem& problem, const BoxTables& tables, const std::vector<Placement>& strategy)
-      : problem_(problem), tables_(tables), strategy_(strategy), draft_(&problem.machine), first_(strategy.size()) {}
+      : problem_(problem), tables_(tables), strategy_(strategy), draft_(&problem.machine, Draft::Batches::kApart), first_(strategy.size()) {}
 
   const Draft& Built() {
     for (std::int32_t block = 0; block < blocks(); ++block) AddCompute(block);

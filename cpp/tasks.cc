@@ -71,7 +71,7 @@ std::vector<std::int32_t> Sorted(const std::set<std::int32_t>& numbers) { return
 
 }  // namespace
 
-TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables)
+TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables, Draft::Batches batches)
     : problem_(problem),
       tables_(tables),
       placements_(problem->blocks.size()),
@@ -88,7 +88,7 @@ TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables)
       weight_rank_(problem->weights.size(), 0),
       writers_(problem->blocks.size()),
       sharers_(problem->blocks.size()),
-      draft_(&problem->machine),
+      draft_(&problem->machine, batches),
       turns_(problem->machine.device_count, 0),
       cuts_(problem->weights.size()) {
   for (const Pass pass : {kForwardPass, kBackwardPass}) {
@@ -180,7 +180,11 @@ TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables)
 
 std::int32_t TaskGraph::task_count() const {
   std::int32_t count = 0;
-  for (const Group& group : groups_) count += group.tasks;
+  for (const Group& group : groups_) {
+    for (std::int32_t slot = group.first; slot < group.first + group.tasks; ++slot) {
+      count += slots_[slot].is_batch() ? slots_[slot].member_count() : 1;
+    }
+  }
   return count;
 }
 
@@ -399,11 +403,18 @@ void TaskGraph::Install(std::int32_t number, Group* built) {
   Reserve(built->size(), built);
   Slot* own = slots_.data() + built->first;
   std::int32_t* waits = waits_.data() + built->first;
+  built->members.assign(draft_.members_.begin(), draft_.members_.end());
+  const Member* members = built->members.data();
   for (std::int32_t i = 0; i < built->tasks; ++i) {
-    own[i] = {draft_.duration_s_[i], draft_.order_[i], nullptr, 0, draft_.resource_[i]};
+    own[i] = {{draft_.duration_s_[i]}, draft_.order_[i], nullptr, 0, draft_.resource_[i]};
+    if (const std::int32_t count = draft_.member_count_[i]; count > 0) {
+      own[i].members = members;
+      own[i].resource = Slot::kFirstBatch + 1 - count;
+      members += count;
+    }
     labels_[built->first + i] = {draft_.kind_[i], draft_.size_bytes_[i]};
   }
-  for (std::int32_t i = built->tasks; i < built->size(); ++i) own[i] = {0, 0, nullptr, 0, Slot::kGate};
+  for (std::int32_t i = built->tasks; i < built->size(); ++i) own[i] = {{0}, 0, nullptr, 0, Slot::kGate};
   std::fill(waits, waits + built->size(), 0);
   std::fill(group_of_.begin() + built->first, group_of_.begin() + built->first + built->size(), number);
   built->successors.begin.assign(built->size() + 1, 0);
@@ -829,7 +840,8 @@ const TaskGraph::Cut& TaskGraph::CutOf(std::int32_t weight, const std::vector<st
   return kept.second;
 }
 
-void TaskGraph::AddUpdates(std::int32_t weight, const std::vector<std::int64_t>& held_bytes, Group* built) {
+void TaskGraph::AddUpdates(std::int32_t weight, const std::vector<std::int64_t>& held_bytes, bool is_batch,
+                           Group* built) {
   const MachineData& machine = problem_->machine;
   built->update_of_device.assign(machine.device_count, -1);
   for (std::int32_t device = 0; device < machine.device_count; ++device) {
@@ -837,9 +849,15 @@ void TaskGraph::AddUpdates(std::int32_t weight, const std::vector<std::int64_t>&
     const std::int32_t kind = machine.kind[device];
     const double traffic = static_cast<double>(held_bytes[device]) * machine.update_bytes_per_byte;
     const double seconds = std::max(machine.launch_s[kind], traffic / machine.memory_bytes_per_s[kind]);
+    if (is_batch) {
+      draft_.AddMember(device, seconds);
+      built->update_of_device[device] = 0;
+      continue;
+    }
     const TaskOrder order = Order(kUpdatePass, weight, kComputeClass, 0, device);
     built->update_of_device[device] = draft_.Add(TaskKind::kUpdate, device, seconds, 0, order).task;
   }
+  if (is_batch) draft_.AddBatch(TaskKind::kUpdate, 0, Order(kUpdatePass, weight, kComputeClass, 0, 0));
 }
 
 void TaskGraph::AddPlainGradients(std::int32_t weight, Group* built) {
@@ -897,7 +915,11 @@ void TaskGraph::AddPlainGradients(std::int32_t weight, Group* built) {
   for (std::size_t piece = 0; piece < pieces; ++piece) {
     for_each_holder(piece, [&](std::int32_t device) { held_bytes_[device] += cut.volumes[piece] * item_bytes; });
   }
-  AddUpdates(weight, held_bytes_, built);
+  // All devices that hold the one piece update it as soon as the all-reduce is over.
+  const bool is_batch =
+      draft_.has_batches() && pieces == 1 &&
+      std::count_if(held_bytes_.begin(), held_bytes_.end(), [](std::int64_t bytes) { return bytes > 0; }) > 1;
+  AddUpdates(weight, held_bytes_, is_batch, built);
   // Where the gradient of a piece goes: to the gate of its all-reduce, or to its one holder's update.
   TaskOrder order = Order(kBackwardPass, block_count() - 1 - first_user_[weight], kWeightClass, weight_rank_[weight], 0);
   targets_.clear();
@@ -909,7 +931,10 @@ void TaskGraph::AddPlainGradients(std::int32_t weight, Group* built) {
       continue;
     }
     const auto [enter, leave] = draft_.AddMove(Pattern::kAllReduce, ring_, cut.volumes[piece] * item_bytes, &order);
-    for (const std::int32_t device : ring_) draft_.Wait({Ref::kOwn, built->update_of_device[device]}, leave);
+    for (const std::int32_t device : ring_) {
+      draft_.Wait({Ref::kOwn, built->update_of_device[device]}, leave);
+      if (is_batch) break;
+    }
     targets_.push_back(enter);
   }
   const std::int32_t first_gate = draft_.gates();
@@ -959,7 +984,7 @@ void TaskGraph::AddGradients(std::int32_t weight, Group* built) {
     for (const std::int32_t giver : givers[piece]) holders[piece].insert(holders_[giver].begin(), holders_[giver].end());
     for (const std::int32_t device : holders[piece]) held_bytes_[device] += cut.volumes[piece] * item_bytes;
   }
-  AddUpdates(weight, held_bytes_, built);
+  AddUpdates(weight, held_bytes_, false, built);
   TaskOrder order = Order(kBackwardPass, block_count() - 1 - first_user_[weight], kWeightClass, weight_rank_[weight], 0);
   for (std::size_t piece = 0; piece < pieces; ++piece) {
     std::vector<Source> sources;
@@ -986,14 +1011,30 @@ void TaskGraph::AddGradients(std::int32_t weight, Group* built) {
 // -- the whole --------------------------------------------------------------------------------------------
 
 FlatTasks TaskGraph::Flat() const {
-  FlatTasks flat;
+  // Every task: its slot, and its place in the batch if that is one.
+  struct FlatTask {
+    TaskOrder order;
+    std::int32_t slot;
+    std::int32_t member;
+  };
+  std::vector<FlatTask> tasks;
   for (const Group& group : groups_) {
-    for (std::int32_t i = 0; i < group.tasks; ++i) flat.slot.push_back(group.first + i);
+    for (std::int32_t slot = group.first; slot < group.first + group.tasks; ++slot) {
+      const std::int32_t members = slots_[slot].is_batch() ? slots_[slot].member_count() : 1;
+      for (std::int32_t i = 0; i < members; ++i) {
+        tasks.push_back({slots_[slot].order + static_cast<TaskOrder>(i), slot, i});
+      }
+    }
   }
-  std::sort(flat.slot.begin(), flat.slot.end(),
-            [this](std::int32_t a, std::int32_t b) { return slots_[a].order < slots_[b].order; });
-  std::vector<std::int32_t> id(slots_.size(), -1);
-  for (std::size_t i = 0; i < flat.slot.size(); ++i) id[flat.slot[i]] = static_cast<std::int32_t>(i);
+  std::sort(tasks.begin(), tasks.end(), [](const FlatTask& a, const FlatTask& b) { return a.order < b.order; });
+  std::vector<std::int32_t> id(slots_.size(), -1);  // of the first task of a slot; the others follow
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    if (tasks[i].member == 0) id[tasks[i].slot] = static_cast<std::int32_t>(i);
+  }
+  const auto for_each_id = [&](std::int32_t slot, const auto& visit) {
+    const std::int32_t members = slots_[slot].is_batch() ? slots_[slot].member_count() : 1;
+    for (std::int32_t i = 0; i < members; ++i) visit(id[slot] + i);
+  };
 
   // Gates are left out: who waits for a gate waits for all that the gate waits for.
   std::vector<std::pair<std::int32_t, std::int32_t>> edges;  // task, what it waits for
@@ -1006,29 +1047,38 @@ FlatTasks TaskGraph::Flat() const {
       }
     });
   };
-  for (const std::int32_t slot : flat.slot) {
-    for_each_task_after(for_each_task_after, slots_[slot],
-                        [&](std::int32_t next) { edges.emplace_back(id[next], id[slot]); });
+  for (const FlatTask& task : tasks) {
+    const std::int32_t before = id[task.slot] + task.member;
+    const Slot& slot = slots_[task.slot];
+    for_each_task_after(for_each_task_after, slot, [&](std::int32_t next) {
+      for_each_id(next, [&](std::int32_t after) { edges.emplace_back(after, before); });
+    });
     // The update of a piece waits for its own device's gradients too, besides the all-reduce.
-    for (std::int32_t i = 0; i < slots_[slot].next_count; ++i) {
-      if (slots_[slot].next[i] >= 0) continue;
-      const Group& weight = groups_[handles_[~slots_[slot].next[i]].group];
-      edges.emplace_back(id[weight.update_of_device[slots_[slot].resource]], id[slot]);
+    for (std::int32_t i = 0; i < slot.next_count; ++i) {
+      if (slot.next[i] >= 0) continue;
+      const std::int32_t update = groups_[handles_[~slot.next[i]].group].update_of_device[slot.resource];
+      std::int32_t member = 0;
+      if (slots_[update].is_batch()) {
+        while (slots_[update].members[member].resource != slot.resource) ++member;
+      }
+      edges.emplace_back(id[update] + member, before);
     }
   }
   std::sort(edges.begin(), edges.end());
   edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
-  flat.after_begin.assign(flat.slot.size() + 1, 0);
+  FlatTasks flat;
+  flat.after_begin.assign(tasks.size() + 1, 0);
   for (const auto& [task, before] : edges) {
     ++flat.after_begin[task + 1];
     flat.after.push_back(before);
   }
-  for (std::size_t i = 1; i <= flat.slot.size(); ++i) flat.after_begin[i] += flat.after_begin[i - 1];
-  for (const std::int32_t slot : flat.slot) {
-    flat.kind.push_back(labels_[slot].kind);
-    flat.resource.push_back(slots_[slot].resource);
-    flat.duration_s.push_back(slots_[slot].duration_s);
-    flat.size_bytes.push_back(labels_[slot].size_bytes);
+  for (std::size_t i = 1; i <= tasks.size(); ++i) flat.after_begin[i] += flat.after_begin[i - 1];
+  for (const FlatTask& task : tasks) {
+    const Slot& slot = slots_[task.slot];
+    flat.kind.push_back(labels_[task.slot].kind);
+    flat.resource.push_back(slot.is_batch() ? slot.members[task.member].resource : slot.resource);
+    flat.duration_s.push_back(slot.is_batch() ? slot.members[task.member].duration_s : slot.duration_s);
+    flat.size_bytes.push_back(labels_[task.slot].size_bytes);
   }
   return flat;
 }

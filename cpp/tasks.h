@@ -32,13 +32,34 @@ struct Placement {
 // What the simulation needs to know of a task or a gate when its turn comes, in half a cache line.
 struct Slot {
   static constexpr std::int32_t kGate = -1;
+  static constexpr std::int32_t kFirstBatch = -2;
 
-  double duration_s;
+  // Of a batch, minus its size from here down; see member_count().
+  std::int32_t member_count() const { return kFirstBatch - resource + 1; }
+
+  union {
+    double duration_s;
+    const Member* members;  // of a batch
+  };
   TaskOrder order;
   // Slots that wait for it; a negative number is the complement of a handle: the gate of a gradient.
   const std::int32_t* next;
   std::int32_t next_count;
-  std::int32_t resource;  // devices first, then links; kGate for a gate
+  std::int32_t resource;  // devices first, then links; kGate for a gate; kFirstBatch and below for a batch
+
+  bool is_batch() const { return resource <= kFirstBatch; }
+
+  // Calls visit(resource, seconds) for its tasks.
+  //
+  // REQUIRES: it is no gate.
+  template <typename Visit>
+  void ForEachTask(const Visit& visit) const {
+    if (!is_batch()) {
+      visit(resource, duration_s);
+      return;
+    }
+    for (std::int32_t i = 0; i < member_count(); ++i) visit(members[i].resource, members[i].duration_s);
+  }
 };
 
 // What is said of a task besides, for who looks at it.
@@ -61,8 +82,9 @@ struct Attachment {
 struct Group {
   std::int32_t first = 0;     // slot of its first task
   std::int32_t capacity = 0;  // slots reserved
-  std::int32_t tasks = 0;
+  std::int32_t tasks = 0;     // slots of tasks; a batch has one
   std::int32_t gates = 0;
+  std::vector<Member> members;
   Rows successors;  // slots, by task and then by gate; what other groups add for compute tasks is not here
   std::vector<Attachment> attached;
   // Of a weight: where gradients go. If it has gates, one for each box that shards read, the compute tasks
@@ -82,7 +104,6 @@ struct FlatTasks {
   std::vector<std::int64_t> size_bytes;
   std::vector<std::int64_t> after_begin;
   std::vector<std::int32_t> after;
-  std::vector<std::int32_t> slot;
 };
 
 class TaskGraph {
@@ -94,7 +115,7 @@ class TaskGraph {
   };
 
   // REQUIRES: problem and tables outlive the graph.
-  TaskGraph(const Problem* problem, BoxTables* tables);
+  TaskGraph(const Problem* problem, BoxTables* tables, Draft::Batches batches = Draft::Batches::kTogether);
 
   // Places a block for good; what depends on it is rebuilt by Refresh().
   //
@@ -222,7 +243,7 @@ class TaskGraph {
   void AddPlainGradients(std::int32_t weight, Group* built);
   void AddGradients(std::int32_t weight, Group* built);
   const Cut& CutOf(std::int32_t weight, const std::vector<std::int32_t>& boxes);
-  void AddUpdates(std::int32_t weight, const std::vector<std::int64_t>& held_bytes, Group* built);
+  void AddUpdates(std::int32_t weight, const std::vector<std::int64_t>& held_bytes, bool is_batch, Group* built);
   void CollectReadings(std::int32_t attachment, std::int32_t block, std::int32_t subject,
                        const std::vector<Port>& ports);
   void Install(std::int32_t group, Group* built);
