@@ -52,8 +52,15 @@ def volume(box: Box) -> int:
 
 def intersection(a: Box, b: Box) -> Box | None:
     """The elements in both boxes of one tensor, or None when there are none."""
-    box = tuple(x & y for x, y in zip(a, b, strict=True))
-    return box if volume(box) else None
+    if a == b:
+        return a if volume(a) else None
+    shared = []
+    for x, y in zip(a, b, strict=True):
+        both = Interval(max(x.lo, y.lo), min(x.hi, y.hi))
+        if both.hi <= both.lo:
+            return None
+        shared.append(both)
+    return tuple(shared)
 
 
 def contains(outer: Box, inner: Box) -> bool:

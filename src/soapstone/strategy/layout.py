@@ -33,14 +33,26 @@ class Layout:
 
     def reads(self, node: int, operand: int) -> tuple[Box | None, ...]:
         """What each shard reads of an operand; None where it reads nothing."""
-        signature = self.graph.signature(self.block.nodes[node])
-        regions = [signature.read(operand, box) for box in self.boxes[node]]
-        return tuple(None if region.is_empty else region.box for region in regions)
+        if (node, operand) not in self._reads:
+            signature = self.graph.signature(self.block.nodes[node])
+            regions = [signature.read(operand, box) for box in self.boxes[node]]
+            self._reads[node, operand] = tuple(None if r.is_empty else r.box for r in regions)
+        return self._reads[node, operand]
 
     def writes(self, node: int, output: int) -> tuple[Box, ...]:
         """What each shard writes of an output."""
-        signature = self.graph.signature(self.block.nodes[node])
-        return tuple(signature.write(output, box) for box in self.boxes[node])
+        if (node, output) not in self._writes:
+            signature = self.graph.signature(self.block.nodes[node])
+            self._writes[node, output] = tuple(signature.write(output, box) for box in self.boxes[node])
+        return self._writes[node, output]
+
+    @cached_property
+    def _reads(self) -> dict[tuple[int, int], tuple[Box | None, ...]]:
+        return {}
+
+    @cached_property
+    def _writes(self) -> dict[tuple[int, int], tuple[Box, ...]]:
+        return {}
 
     def alike(self, node: int) -> tuple[tuple[int, ...], ...]:
         """The shards, put together where they compute the same part of a node: the followers of a

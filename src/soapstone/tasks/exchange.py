@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from soapstone.machine import Machine
-from soapstone.ops.box import Box, intersection, volume
+from soapstone.ops.box import Box, Interval, intersection, volume
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,11 @@ def exchange(sources: Sequence[Source], sinks: Sequence[Sink], machine: Machine)
     turn = {device: i for i, device in enumerate(sorted({sink.device for sink in sinks}))}
     local: list[tuple[int, int]] = []
     takers: dict[tuple[int, int, Box, tuple[int, ...]], list[int]] = {}
+    near = _Near(sources)
     for k, sink in enumerate(sinks):
         parts: dict[tuple[int, Box], list[int]] = {}  # (giver, box) -> sources to be added up
-        for i, source in enumerate(sources):
+        for i in near.to(sink.box):
+            source = sources[i]
             overlap = intersection(source.box, sink.box)
             if overlap is None:
                 continue
@@ -107,6 +109,27 @@ def exchange(sources: Sequence[Source], sinks: Sequence[Sink], machine: Machine)
         tuple(sorted(set(local))),
         tuple(s.device for s in sinks),
     )
+
+
+class _Near:
+    """Which sources may overlap a box, told by the axis along which they differ most."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        rank = len(sources[0].box) if sources else 0
+        self.axis = max(range(rank), key=lambda axis: len({s.box[axis] for s in sources}), default=None)
+        self.sources: dict[Interval | None, list[int]] = {}
+        for i, source in enumerate(sources):
+            key = None if self.axis is None else source.box[self.axis]
+            self.sources.setdefault(key, []).append(i)
+
+    def to(self, box: Box) -> list[int]:
+        """The numbers of the sources that may overlap it, ascending."""
+        if self.axis is None:
+            return self.sources.get(None, [])
+        lo, hi = box[self.axis]
+        return sorted(
+            i for own, found in self.sources.items() if own and own[0] < hi and lo < own[1] for i in found
+        )
 
 
 def _nearest(holders: Sequence[int], device: int, turn: int, machine: Machine) -> int:
