@@ -110,20 +110,21 @@ std::int32_t Draft::BoxOf(Part* part, BoxTable* table) {
   return part->box;
 }
 
+// By one field that is a device, keeping the order of equal ones.
+void Draft::SortBy(std::int32_t Part::*device, std::vector<Part>* parts) {
+  begin_.assign(machine_.device_count + 1, 0);
+  for (const Part& part : *parts) ++begin_[part.*device + 1];
+  for (std::int32_t i = 0; i < machine_.device_count; ++i) begin_[i + 1] += begin_[i];
+  sorted_.resize(parts->size());
+  for (const Part& part : *parts) sorted_[begin_[part.*device]++] = part;
+  parts->swap(sorted_);
+}
+
 // By sender, receiver and box.
 void Draft::Sort(std::vector<Part>* parts, BoxTable* table) {
   const std::size_t count = parts->size();
-  keys_.clear();
-  for (std::size_t i = 0; i < count; ++i) {
-    const Part& part = (*parts)[i];
-    const auto pair = static_cast<std::uint64_t>(part.from) * static_cast<std::uint64_t>(machine_.device_count) +
-                      static_cast<std::uint64_t>(part.to);
-    keys_.push_back(pair << 32 | i);
-  }
-  std::sort(keys_.begin(), keys_.end());
-  sorted_.clear();
-  for (const std::uint64_t key : keys_) sorted_.push_back((*parts)[key & 0xffffffff]);
-  parts->swap(sorted_);
+  SortBy(&Part::to, parts);
+  SortBy(&Part::from, parts);
   for (std::size_t i = 0; i < count;) {
     std::size_t end = i + 1;
     while (end < count && IsSamePair((*parts)[i], (*parts)[end])) ++end;

@@ -58,13 +58,13 @@ struct Ref {
 
 // One box on its way from a device to another, before equal ones are put together.
 struct Part {
-  std::int32_t from;
-  std::int32_t to;
-  std::int32_t held;    // the box of which it is a part, where it comes from
-  std::int32_t wanted;  // the same, where it goes
-  std::int32_t source;  // as the caller numbers them
-  Ref taker;
-  std::int64_t volume;
+  std::int32_t from = 0;
+  std::int32_t to = 0;
+  std::int32_t held = 0;    // the box of which it is a part, where it comes from
+  std::int32_t wanted = 0;  // the same, where it goes
+  std::int32_t source = 0;  // as the caller numbers them
+  Ref taker = {Ref::kOwn, 0};
+  std::int64_t volume = 0;
   std::int32_t box = BoxTable::kNone;  // its own number, once asked for
   std::int32_t sum = 0;  // which sum of sources it is part of, among those of this box between the two
 };
@@ -181,6 +181,7 @@ class Draft {
   // The number of the box that is moved.
   static std::int32_t BoxOf(Part* part, BoxTable* table);
 
+  void SortBy(std::int32_t Part::*device, std::vector<Part>* parts);
   void Sort(std::vector<Part>* parts, BoxTable* table);
   void SortPair(std::span<Part> parts, BoxTable* table);
   static void NumberSums(std::span<Part> parts);
@@ -236,7 +237,7 @@ class Draft {
   std::int32_t gates_ = 0;
   std::vector<Edge> edges_;
 
-  std::vector<std::uint64_t> keys_;
+  std::vector<std::int32_t> begin_;
   std::vector<Part> sorted_;
   std::vector<std::int32_t> first_;      // where runs of parts that are one transfer begin
   std::vector<std::int32_t> set_begin_;  // sets of runs between devices that exchange among themselves
