@@ -36,6 +36,10 @@ struct Rows {
   std::span<const std::int32_t> operator[](std::int32_t row) const {
     return std::span(items).subspan(begin[row], begin[row + 1] - begin[row]);
   }
+  void Clear() {
+    begin.assign(1, 0);
+    items.clear();
+  }
   void Append(std::span<const std::int32_t> row) {
     items.insert(items.end(), row.begin(), row.end());
     begin.push_back(static_cast<std::int32_t>(items.size()));

@@ -19,23 +19,17 @@
 
 #include "draft.h"
 #include "layout.h"
+#include "placement.h"
 #include "problem.h"
 
 namespace soapstone {
 
-struct Placement {
-  const Layout* layout = nullptr;
-  std::int32_t copies = 1;
-  std::vector<std::int32_t> devices;  // [shard * copies + copy]
-};
-
 // What the simulation needs to know of a task or a gate when its turn comes, in half a cache line.
 struct Slot {
   static constexpr std::int32_t kGate = -1;
-  static constexpr std::int32_t kFirstBatch = -2;
 
-  // Of a batch, minus its size from here down; see member_count().
-  std::int32_t member_count() const { return kFirstBatch - resource + 1; }
+  // The `resource` of a batch with so many members.
+  static constexpr std::int32_t BatchOf(std::int32_t members) { return kGate - members; }
 
   union {
     double duration_s;
@@ -45,9 +39,10 @@ struct Slot {
   // Slots that wait for it; a negative number is the complement of a handle: the gate of a gradient.
   const std::int32_t* next;
   std::int32_t next_count;
-  std::int32_t resource;  // devices first, then links; kGate for a gate; kFirstBatch and below for a batch
+  std::int32_t resource;  // devices first, then links; kGate for a gate; below that for a batch
 
-  bool is_batch() const { return resource <= kFirstBatch; }
+  bool is_batch() const { return resource < kGate; }
+  std::int32_t member_count() const { return kGate - resource; }
 
   // Calls visit(resource, seconds) for its tasks.
   //
