@@ -25,7 +25,7 @@ from soapstone.cost.analytic import collective_s, transfer_s
 from soapstone.cost.work import Work, work_of
 from soapstone.graph import ITEM_BYTES, Graph, Role
 from soapstone.machine import DeviceKind, Machine
-from soapstone.ops.box import Box, Interval, contains, intersection, volume
+from soapstone.ops.box import Box, Interval, contains, intersection, shape_of, volume
 from soapstone.strategy.blocks import free_values
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.buffers import Ends, Ledger, Slot, nothing
@@ -73,6 +73,7 @@ class _Builder:
         self.tasks: dict[Key, Task] = {}
         self.after: dict[Key, set[Key]] = {}
         self.ledger = Ledger(self.graph)
+        self.seconds: dict[tuple[object, ...], float | None] = {}
 
     def built(self) -> TaskGraph:
         for placed in self.placed:
@@ -141,18 +142,26 @@ class _Builder:
         kind = self.machine.devices[device].kind
         duration_s = 0.0
         for part in placed.segments.parts[segment]:
-            work = work_of(
-                self.graph,
-                placed.block.nodes[part.node],
-                placed.layout.boxes[part.node][shard],
-                backward=backward,
-            )
-            if work is not None:
-                duration_s += part.share * self.costs.compute_s(work, kind)
+            seconds = self._compute_s(placed, part.node, shard, kind, backward=backward)
+            if seconds is not None:
+                duration_s += part.share * seconds
         key = (placed.backward if backward else placed.forward)(segment, shard, copy)
         which = TaskKind.BACKWARD if backward else TaskKind.FORWARD
         name = placed.name_of(shard, copy, segment)
         self._add(key, which, f"{name} {which}", self.machine.devices[device].name, duration_s)
+
+    def _compute_s(
+        self, placed: Placed, node: int, shard: int, kind: DeviceKind, *, backward: bool
+    ) -> float | None:
+        """The time of a node's shard, worked out once for all shards of one size."""
+        made, box = placed.block.nodes[node], placed.layout.boxes[node][shard]
+        reads = [placed.layout.reads(node, i)[shard] for i in range(len(made.operands))]
+        shapes = tuple(None if read is None else shape_of(read) for read in reads)
+        key = (made.name, backward, kind.name, tuple(i.length for i in box.values()), shapes)
+        if key not in self.seconds:
+            work = work_of(self.graph, made, box, backward=backward)
+            self.seconds[key] = None if work is None else self.costs.compute_s(work, kind)
+        return self.seconds[key]
 
     def _seam(self, placed: Placed, segment: int, number: int, seam: Seam, *, backward: bool) -> None:
         """What shards of a block tell each other after a segment; its gradient on the way back."""

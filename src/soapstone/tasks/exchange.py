@@ -81,6 +81,9 @@ class Exchange:
 
 def exchange(sources: Sequence[Source], sinks: Sequence[Sink], machine: Machine) -> Exchange:
     """How the sinks get what they need. Neither order matters but for the numbers in the result."""
+    plain = _all_reduce(sources, sinks)
+    if plain is not None:
+        return plain
     turn = {device: i for i, device in enumerate(sorted({sink.device for sink in sinks}))}
     local: list[tuple[int, int]] = []
     takers: dict[tuple[int, int, Box, tuple[int, ...]], list[int]] = {}
@@ -109,6 +112,25 @@ def exchange(sources: Sequence[Source], sinks: Sequence[Sink], machine: Machine)
         tuple(sorted(set(local))),
         tuple(s.device for s in sinks),
     )
+
+
+def _all_reduce(sources: Sequence[Source], sinks: Sequence[Sink]) -> Exchange | None:
+    """The commonest exchange by far, told without looking at every pair: one box of which every source is
+    a summand on one device, and these devices need the sum."""
+    if len(sources) < 2 or len(sinks) < 2 or any(len(source.devices) != 1 for source in sources):
+        return None
+    devices = sorted({source.devices[0] for source in sources})
+    place = {sink.device: k for k, sink in enumerate(sinks)}
+    if len({source.summand for source in sources}) != len(sources) or len(place) != len(sinks):
+        return None
+    if len({*(source.box for source in sources), *(sink.box for sink in sinks)}) != 1:
+        return None
+    if sorted(place) != devices:
+        return None
+    given = tuple((i, source.devices[0]) for i, source in enumerate(sources))
+    move = Move(Pattern.ALL_REDUCE, tuple(devices), volume(sinks[0].box), given, tuple(range(len(sinks))))
+    local = tuple((i, place[device]) for i, device in given)
+    return Exchange((move,), local, tuple(sink.device for sink in sinks))
 
 
 class _Near:
