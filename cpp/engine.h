@@ -21,6 +21,7 @@
 
 #include "calendar.h"
 #include "path_bound.h"
+#include "predecessors.h"
 #include "problem.h"
 #include "tasks.h"
 
@@ -86,13 +87,6 @@ class Engine {
     std::vector<Calendar::Event> queue;
   };
 
-  // Who a group's slots, and those of the blocks it is attached to, wait for because of it.
-  struct Predecessors {
-    bool is_known = false;
-    Rows own;
-    std::vector<Rows> attached;
-  };
-
   void LookAtPath();
   bool FitsCompute(std::int32_t block, const Placement& placement, double limit_fs);
   void Count(const Group& group, std::int64_t sign);
@@ -112,8 +106,6 @@ class Engine {
   void TakeSnapshot();
   void Arrive(std::int32_t slot, double end_s);
   void Revive(std::int32_t slot);
-  void CountArrived(std::int32_t slot, const Rows& rows, std::int32_t row);
-  const Predecessors& PredecessorsOf(std::int32_t group);
   void Commit();
 
   TaskGraph graph_;
@@ -139,7 +131,7 @@ class Engine {
   std::vector<std::uint8_t> has_root_;  // by block: whether some forward task waits for nothing
   std::vector<Snapshot> snapshots_;     // the first `snapshot_count_` are valid
   std::size_t snapshot_count_ = 0;
-  std::vector<Predecessors> predecessors_;  // by group
+  Predecessors predecessors_;
 
   // The proposal.
   std::int32_t proposed_ = -1;
