@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace soapstone {
@@ -85,7 +86,7 @@ double Engine::Propose(std::int32_t block, const Placement& placement, double th
   if (!FitsCompute(block, placement, limit_fs)) return kNever;
   if (uses_path_ && path_.Propose(block, placement) * kFemto > limit_fs) return kNever;
   is_begun_ = true;
-  ++built_;
+  ++counters_.built;
   saved_work_fs_ = work_fs_;
   for (const Pass pass : {kForwardPass, kBackwardPass}) {
     for (const std::int32_t group : graph_.touched(block, pass)) {
@@ -102,7 +103,7 @@ double Engine::Propose(std::int32_t block, const Placement& placement, double th
     awaits_backward_ = false;
     if (!Build(kBackwardPass, limit_fs)) return kNever;
   }
-  ++runs_;
+  ++counters_.run;
   proposed_s_ = Run(options_.uses_rewind ? FirstMoment(block) : 0, threshold_s);
   return proposed_s_;
 }
@@ -342,7 +343,7 @@ double Engine::Run(std::int32_t from, double threshold_s) {
     const std::int64_t work_fs = Femtoseconds(slot.duration_s);
     done_fs_[slot.resource] += work_fs;
     left_fs_[slot.resource] -= work_fs;
-    ++simulated_;
+    ++counters_.simulated;
     if (threshold_s < kNever) {
       if (end_s > threshold_s || end_s * kFemto + static_cast<double>(left_fs_[slot.resource]) > limit_fs) {
         return kNever;

@@ -16,13 +16,13 @@
 #define SOAPSTONE_CPP_ENGINE_H_
 
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "calendar.h"
 #include "path_bound.h"
 #include "predecessors.h"
 #include "problem.h"
+#include "simulator.h"
 #include "tasks.h"
 
 namespace soapstone {
@@ -33,36 +33,23 @@ struct EngineOptions {
   bool uses_threshold = true;
 };
 
-class Engine {
+class Engine final : public Simulator {
  public:
-  static constexpr double kNever = std::numeric_limits<double>::infinity();
-
   // REQUIRES: problem and tables outlive the engine.
   Engine(const Problem* problem, BoxTables* tables, EngineOptions options = {});
 
-  // Places a block for good.
-  void Place(std::int32_t block, const Placement& placement);
+  void Place(std::int32_t block, const Placement& placement) override;
+  double Makespan() override;
+  // kNever as soon as the makespan is certain to exceed the threshold.
+  double Propose(std::int32_t block, const Placement& placement, double threshold_s) override;
+  void Accept() override;
+  void Reject() override;
 
-  // The makespan of what is placed.
-  //
-  // REQUIRES: every block is placed.
-  double Makespan();
-
-  // The makespan if a block were placed so; kNever as soon as it is certain to exceed `threshold_s`. The
-  // proposal stands until Accept() or Reject(), one of which must follow; without a proposal they do nothing.
-  //
-  // REQUIRES: Makespan() was called after the last Place(). A proposal that exceeds its threshold is
-  // rejected.
-  double Propose(std::int32_t block, const Placement& placement, double threshold_s);
-  void Accept();
-  void Reject();
-
+  const Placement& placement(std::int32_t block) const override { return graph_.placement(block); }
+  std::int32_t task_count() const override { return graph_.task_count(); }
   const TaskGraph& graph() const { return graph_; }
   // Start and end are known by slot for what stands, after Makespan() or Accept().
   double end_s(std::int32_t slot) const { return end_s_[slot]; }
-  std::int64_t simulated() const { return simulated_; }  // tasks taken from the queue, over all proposals
-  std::int64_t built() const { return built_; }          // proposals for which groups were rebuilt
-  std::int64_t run() const { return runs_; }             // proposals that were simulated
 
  private:
   // A task or gate in the simulation under way.
@@ -161,10 +148,6 @@ class Engine {
   std::vector<Snapshot> taken_;  // the first `taken_count_`
   std::size_t taken_count_ = 0;
   Calendar queue_;
-
-  std::int64_t simulated_ = 0;
-  std::int64_t built_ = 0;
-  std::int64_t runs_ = 0;
 };
 
 }  // namespace soapstone
