@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine.h"
+#include "paper_delta.h"
 #include "plain.h"
 
 namespace soapstone {
@@ -12,6 +13,8 @@ namespace {
 
 std::unique_ptr<Simulator> MakeSimulator(const Problem* problem, BoxTables* tables, ChainOptions options) {
   switch (options.method) {
+    case Method::kPaperDelta:
+      return std::make_unique<PaperDelta>(problem, tables);
     case Method::kPlain:
       return std::make_unique<Plain>(problem, tables);
     case Method::kEngine:

@@ -21,6 +21,7 @@ namespace soapstone {
 enum class Method {
   kEngine,      // by an Engine
   kFull,        // by an Engine without rewind: the task graph is changed, and simulated whole
+  kPaperDelta,  // by a PaperDelta
   kPlain,       // by a Plain
 };
 

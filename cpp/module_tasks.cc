@@ -75,6 +75,7 @@ void Check(const Problem& problem, std::int32_t block, const std::vector<std::in
 Method MethodNamed(const std::string& name) {
   if (name == "engine") return Method::kEngine;
   if (name == "full") return Method::kFull;
+  if (name == "paper_delta") return Method::kPaperDelta;
   if (name == "plain") return Method::kPlain;
   throw std::invalid_argument("there is no such method");
 }

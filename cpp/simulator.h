@@ -2,6 +2,7 @@
 //
 // All implementations give the same makespan to the bit, and so the same chain of accepted proposals:
 //   Engine      incremental, with threshold and rewind (engine.h): what the search uses;
+//   PaperDelta  the delta simulation of FlexFlow as written (paper_delta.h), for comparison;
 //   Plain       everything built and simulated anew (plain.h), for comparison.
 //
 // Thread safety: a Simulator belongs to one thread; the Problem is shared.

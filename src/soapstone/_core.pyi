@@ -109,7 +109,7 @@ class Proposals:
         self,
         problem: Problem,
         seed: int = 0,
-        method: Literal["engine", "full", "plain"] = "engine",
+        method: Literal["engine", "full", "paper_delta", "plain"] = "engine",
         uses_threshold: bool = True,
     ) -> None: ...
     def place(self, block: int, degrees: list[int], copies: int, devices: list[int]) -> bool: ...

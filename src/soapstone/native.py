@@ -56,11 +56,12 @@ Boxes: TypeAlias = NDArray[np.int64]
 Pairs: TypeAlias = NDArray[np.int64]
 """Index pairs, `int64[k, 2]`, sorted by the first index and then by the second."""
 
-Method: TypeAlias = Literal["engine", "full", "plain"]
+Method: TypeAlias = Literal["engine", "full", "paper_delta", "plain"]
 """How `Proposals` simulates, all ways giving the same makespans to the bit.
 
     engine       incremental, with a threshold and a rewind: what the search uses
     full         the task graph is changed incrementally, and simulated whole
+    paper_delta  Algorithm 2 of FlexFlow as written
     plain        everything is built and simulated anew
 """
 
