@@ -1,4 +1,5 @@
-// A Markov chain of strategies: Metropolis and Hastings' rule over proposals simulated by an Engine.
+// A Markov chain of strategies: Metropolis and Hastings' rule over proposals, simulated in one of several
+// ways.
 //
 // Thread safety: a Chain belongs to one thread; the Problem is shared.
 
@@ -6,19 +7,27 @@
 #define SOAPSTONE_CPP_CHAIN_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
-#include "engine.h"
 #include "problem.h"
 #include "random.h"
+#include "simulator.h"
 #include "space.h"
 
 namespace soapstone {
 
 // How proposals are simulated; the chain is the same with all of them.
+enum class Method {
+  kEngine,      // by an Engine
+  kFull,        // by an Engine without rewind: the task graph is changed, and simulated whole
+  kPaperDelta,  // by a PaperDelta
+  kPlain,       // by a Plain
+};
+
 struct ChainOptions {
-  bool is_plain = false;  // by PlainMakespan(), everything anew for each
-  EngineOptions engine;
+  Method method = Method::kEngine;
+  bool uses_threshold = true;  // by an Engine; the others have none
 };
 
 class Chain {
@@ -27,7 +36,7 @@ class Chain {
   Chain(const Problem* problem, std::uint64_t seed, ChainOptions options = {});
 
   Space* space() { return &space_; }
-  Engine* engine() { return &engine_; }
+  Simulator* simulator() { return simulator_.get(); }
 
   // Places a block for good.
   //
@@ -43,23 +52,19 @@ class Chain {
   // REQUIRES: every block is placed.
   std::int64_t Step(std::int64_t proposals, double temperature_s);
 
-  double makespan_s() { return engine_.Makespan(); }
+  double makespan_s() { return simulator_->Makespan(); }
   double best_s() const { return best_s_; }
   const std::vector<Placement>& best() const { return best_; }
 
  private:
   void Draw(std::int32_t block, Placement* placement);
-  double PlainStep(std::int32_t block, double threshold_s);
 
-  const Problem* problem_;
-  ChainOptions options_;
   Space space_;
-  Engine engine_;
+  std::unique_ptr<Simulator> simulator_;
   Random random_;
   std::vector<std::int32_t> deck_;  // devices, in the order they were last shuffled
   Placement drawn_;
-  std::vector<Placement> strategy_;  // when plain
-  double best_s_ = Engine::kNever;
+  double best_s_ = Simulator::kNever;
   std::vector<Placement> best_;
 };
 

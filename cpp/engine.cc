@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace soapstone {
@@ -33,7 +34,7 @@ Engine::Engine(const Problem* problem, BoxTables* tables, EngineOptions options)
       first_forward_(problem->blocks.size(), 0),
       first_backward_(problem->blocks.size(), 0),
       has_root_(problem->blocks.size(), 0),
-      predecessors_(graph_.groups().size()),
+      predecessors_(&graph_),
       awaited_in_(problem->blocks.size(), 0),
       pending_in_(problem->blocks.size(), 0),
       rebuilt_in_(graph_.groups().size(), 0),
@@ -60,7 +61,7 @@ double Engine::Makespan() {
       compute_fs_[slot.resource] += Femtoseconds(slot.duration_s);
     }
   }
-  for (Predecessors& each : predecessors_) each.is_known = false;
+  predecessors_.ForgetAll();
   std::fill(first_forward_.begin(), first_forward_.end(), kLater);
   std::fill(first_backward_.begin(), first_backward_.end(), kLater);
   tasks_ = graph_.task_count();
@@ -85,7 +86,7 @@ double Engine::Propose(std::int32_t block, const Placement& placement, double th
   if (!FitsCompute(block, placement, limit_fs)) return kNever;
   if (uses_path_ && path_.Propose(block, placement) * kFemto > limit_fs) return kNever;
   is_begun_ = true;
-  ++built_;
+  ++counters_.built;
   saved_work_fs_ = work_fs_;
   for (const Pass pass : {kForwardPass, kBackwardPass}) {
     for (const std::int32_t group : graph_.touched(block, pass)) {
@@ -102,7 +103,7 @@ double Engine::Propose(std::int32_t block, const Placement& placement, double th
     awaits_backward_ = false;
     if (!Build(kBackwardPass, limit_fs)) return kNever;
   }
-  ++runs_;
+  ++counters_.run;
   proposed_s_ = Run(options_.uses_rewind ? FirstMoment(block) : 0, threshold_s);
   return proposed_s_;
 }
@@ -170,7 +171,7 @@ void Engine::Reserve() {
 void Engine::Accept() {
   if (proposed_ < 0) return;
   for (const Pass pass : {kForwardPass, kBackwardPass}) {
-    for (const std::int32_t group : graph_.touched(proposed_, pass)) predecessors_[group].is_known = false;
+    for (const std::int32_t group : graph_.touched(proposed_, pass)) predecessors_.Forget(group);
   }
   compute_fs_.swap(new_compute_fs_);
   has_root_[proposed_] = has_root_now_;
@@ -353,7 +354,7 @@ double Engine::Run(std::int32_t from, double threshold_s) {
       left_fs_[resource] -= work_fs;
       end_s = std::max(end_s, until_s);
       is_late = is_late || until_s * kFemto + static_cast<double>(left_fs_[resource]) > limit_fs;
-      ++simulated_;
+      ++counters_.simulated;
     });
     so_far_s_ = std::max(so_far_s_, end_s);
     if (threshold_s < kNever) {
@@ -404,32 +405,13 @@ void Engine::Revive(std::int32_t slot) {
   const std::int32_t number = graph_.group_of()[slot];
   if (rebuilt_in_[number] == run_ || first_[slot] >= start_) return;
   first_now_[slot] = first_[slot];
-  const Group& group = graph_.groups()[number];
-  const std::int32_t local = slot - group.first;
-  CountArrived(slot, PredecessorsOf(number).own, local);
-  if (number < graph_.block_count()) {
-    const std::int32_t forward = graph_.PassTasks(number);
-    const Pass pass = local < forward ? kForwardPass : kBackwardPass;
-    for (const TaskGraph::Touch& touch : graph_.touching(number, pass)) {
-      if (rebuilt_in_[touch.group] == run_) continue;
-      const Rows& rows = PredecessorsOf(touch.group).attached[touch.attachment];
-      CountArrived(slot, rows, pass == kForwardPass ? local : local - forward);
-    }
-  }
-  if (!group.has_gates) return;
-  for (const Attachment& attachment : group.attached) {
-    const std::int32_t first = graph_.groups()[attachment.block].first;
-    for (std::int32_t i = graph_.PassTasks(attachment.block); i < graph_.ComputeTasks(attachment.block); ++i) {
-      if (taken_at_[first + i] >= start_) continue;
-      const Slot& before = graph_.slots()[first + i];
-      for (std::int32_t n = 0; n < before.next_count; ++n) {
-        if (before.next[n] >= 0 || graph_.GradientGroupOf(~before.next[n]) != number) continue;
-        if (graph_.GateOf(~before.next[n]) != slot) continue;
-        --live.remaining;
-        live.ready_s = std::max(live.ready_s, end_s_[first + i]);
-      }
-    }
-  }
+  // Nothing of what is rebuilt has arrived.
+  const auto is_rebuilt = [this](std::int32_t group) { return rebuilt_in_[group] == run_; };
+  predecessors_.ForEach(slot, is_rebuilt, [&](std::int32_t before) {
+    if (taken_at_[before] >= start_) return;
+    --live.remaining;
+    live.ready_s = std::max(live.ready_s, end_s_[before]);
+  });
 }
 
 // What is added to what a task waits for, while that is not yet known. A task of the proposed block surely
@@ -451,76 +433,6 @@ bool Engine::IsAwaited(std::int32_t slot) const {
   if (block >= graph_.block_count() || awaited_in_[block] != run_) return false;
   const std::int32_t local = slot - graph_.groups()[block].first;
   return local >= graph_.PassTasks(block) && local < graph_.ComputeTasks(block);
-}
-
-void Engine::CountArrived(std::int32_t slot, const Rows& rows, std::int32_t row) {
-  Live& live = live_[slot];
-  if (row >= rows.count()) return;
-  for (const std::int32_t before : rows[row]) {
-    if (taken_at_[before] >= start_) continue;
-    --live.remaining;
-    live.ready_s = std::max(live.ready_s, end_s_[before]);
-  }
-}
-
-const Engine::Predecessors& Engine::PredecessorsOf(std::int32_t number) {
-  Predecessors& found = predecessors_[number];
-  if (found.is_known) return found;
-  found.is_known = true;
-  const Group& group = graph_.groups()[number];
-  const bool is_forward = graph_.PassOf(number) == kForwardPass;
-  found.attached.resize(group.attached.size());
-  // Counted, then filled.
-  const auto reset = [](Rows* rows, std::int32_t count) {
-    rows->begin.assign(count + 1, 0);
-    rows->items.clear();
-  };
-  reset(&found.own, group.size());
-  for (std::size_t i = 0; i < group.attached.size(); ++i) {
-    reset(&found.attached[i], group.attached[i].successors.count());
-  }
-  const auto row_of = [&](std::int32_t slot, std::int32_t* row) -> Rows& {
-    const std::int32_t block = graph_.group_of()[slot];
-    *row = slot - graph_.groups()[block].first;
-    if (block == number) return found.own;
-    if (*row >= graph_.PassTasks(block)) *row -= graph_.PassTasks(block);
-    std::size_t i = 0;
-    while (group.attached[i].block != block) ++i;
-    return found.attached[i];
-  };
-  const auto for_each_edge = [&](const auto& visit) {
-    for (std::int32_t i = 0; i < group.size(); ++i) {
-      for (const std::int32_t next : group.successors[i]) visit(group.first + i, next);
-    }
-    for (const Attachment& attachment : group.attached) {
-      const std::int32_t first = graph_.groups()[attachment.block].first + (is_forward ? 0 : graph_.PassTasks(attachment.block));
-      for (std::int32_t i = 0; i < attachment.successors.count(); ++i) {
-        for (const std::int32_t next : attachment.successors[i]) visit(first + i, next);
-      }
-    }
-  };
-  std::int32_t row = 0;
-  for_each_edge([&](std::int32_t, std::int32_t next) {
-    Rows& rows = row_of(next, &row);
-    ++rows.begin[row + 1];
-  });
-  const auto reserve = [](Rows* rows) {
-    for (std::size_t i = 1; i < rows->begin.size(); ++i) rows->begin[i] += rows->begin[i - 1];
-    rows->items.resize(rows->begin.back());
-  };
-  reserve(&found.own);
-  for (Rows& rows : found.attached) reserve(&rows);
-  for_each_edge([&](std::int32_t before, std::int32_t next) {
-    Rows& rows = row_of(next, &row);
-    rows.items[rows.begin[row]++] = before;
-  });
-  const auto shift_back = [](Rows* rows) {
-    for (std::size_t i = rows->begin.size() - 1; i > 0; --i) rows->begin[i] = rows->begin[i - 1];
-    rows->begin[0] = 0;
-  };
-  shift_back(&found.own);
-  for (Rows& rows : found.attached) shift_back(&rows);
-  return found;
 }
 
 void Engine::TakeSnapshot() {

@@ -16,12 +16,13 @@
 #define SOAPSTONE_CPP_ENGINE_H_
 
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "calendar.h"
 #include "path_bound.h"
+#include "predecessors.h"
 #include "problem.h"
+#include "simulator.h"
 #include "tasks.h"
 
 namespace soapstone {
@@ -32,36 +33,23 @@ struct EngineOptions {
   bool uses_threshold = true;
 };
 
-class Engine {
+class Engine final : public Simulator {
  public:
-  static constexpr double kNever = std::numeric_limits<double>::infinity();
-
   // REQUIRES: problem and tables outlive the engine.
   Engine(const Problem* problem, BoxTables* tables, EngineOptions options = {});
 
-  // Places a block for good.
-  void Place(std::int32_t block, const Placement& placement);
+  void Place(std::int32_t block, const Placement& placement) override;
+  double Makespan() override;
+  // kNever as soon as the makespan is certain to exceed the threshold.
+  double Propose(std::int32_t block, const Placement& placement, double threshold_s) override;
+  void Accept() override;
+  void Reject() override;
 
-  // The makespan of what is placed.
-  //
-  // REQUIRES: every block is placed.
-  double Makespan();
-
-  // The makespan if a block were placed so; kNever as soon as it is certain to exceed `threshold_s`. The
-  // proposal stands until Accept() or Reject(), one of which must follow; without a proposal they do nothing.
-  //
-  // REQUIRES: Makespan() was called after the last Place(). A proposal that exceeds its threshold is
-  // rejected.
-  double Propose(std::int32_t block, const Placement& placement, double threshold_s);
-  void Accept();
-  void Reject();
-
+  const Placement& placement(std::int32_t block) const override { return graph_.placement(block); }
+  std::int32_t task_count() const override { return graph_.task_count(); }
   const TaskGraph& graph() const { return graph_; }
   // Start and end are known by slot for what stands, after Makespan() or Accept().
   double end_s(std::int32_t slot) const { return end_s_[slot]; }
-  std::int64_t simulated() const { return simulated_; }  // tasks taken from the queue, over all proposals
-  std::int64_t built() const { return built_; }          // proposals for which groups were rebuilt
-  std::int64_t run() const { return runs_; }             // proposals that were simulated
 
  private:
   // A task or gate in the simulation under way.
@@ -86,13 +74,6 @@ class Engine {
     std::vector<Calendar::Event> queue;
   };
 
-  // Who a group's slots, and those of the blocks it is attached to, wait for because of it.
-  struct Predecessors {
-    bool is_known = false;
-    Rows own;
-    std::vector<Rows> attached;
-  };
-
   void LookAtPath();
   bool FitsCompute(std::int32_t block, const Placement& placement, double limit_fs);
   void Count(const Group& group, std::int64_t sign);
@@ -112,8 +93,6 @@ class Engine {
   void TakeSnapshot();
   void Arrive(std::int32_t slot, double end_s);
   void Revive(std::int32_t slot);
-  void CountArrived(std::int32_t slot, const Rows& rows, std::int32_t row);
-  const Predecessors& PredecessorsOf(std::int32_t group);
   void Commit();
 
   TaskGraph graph_;
@@ -139,7 +118,7 @@ class Engine {
   std::vector<std::uint8_t> has_root_;  // by block: whether some forward task waits for nothing
   std::vector<Snapshot> snapshots_;     // the first `snapshot_count_` are valid
   std::size_t snapshot_count_ = 0;
-  std::vector<Predecessors> predecessors_;  // by group
+  Predecessors predecessors_;
 
   // The proposal.
   std::int32_t proposed_ = -1;
@@ -169,10 +148,6 @@ class Engine {
   std::vector<Snapshot> taken_;  // the first `taken_count_`
   std::size_t taken_count_ = 0;
   Calendar queue_;
-
-  std::int64_t simulated_ = 0;
-  std::int64_t built_ = 0;
-  std::int64_t runs_ = 0;
 };
 
 }  // namespace soapstone

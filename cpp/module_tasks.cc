@@ -2,21 +2,23 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <memory>
 #include <set>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "chain.h"
-#include "engine.h"
 #include "layout.h"
 #include "module.h"
 #include "problem.h"
 #include "simulate.h"
+#include "simulator.h"
 #include "space.h"
 #include "tasks.h"
 
@@ -44,11 +46,15 @@ std::span<const T> View(const Input<T>& array) {
   return {array.data(), array.shape(0)};
 }
 
-void Check(const Problem& problem, std::int32_t block, const std::vector<std::int32_t>& degrees, std::int32_t copies,
-           const std::vector<std::int32_t>& devices) {
+void CheckBlock(const Problem& problem, std::int32_t block) {
   if (block < 0 || block >= static_cast<std::int32_t>(problem.blocks.size())) {
     throw std::invalid_argument("there is no such block");
   }
+}
+
+void Check(const Problem& problem, std::int32_t block, const std::vector<std::int32_t>& degrees, std::int32_t copies,
+           const std::vector<std::int32_t>& devices) {
+  CheckBlock(problem, block);
   const std::vector<std::int64_t>& sizes = problem.blocks[block].nodes[0].sizes;
   if (degrees.size() != sizes.size()) throw std::invalid_argument("a degree is needed for each dim of the leader");
   std::int64_t parts = 1;
@@ -64,6 +70,14 @@ void Check(const Problem& problem, std::int32_t block, const std::vector<std::in
   for (const std::int32_t device : devices) {
     if (device < 0 || device >= problem.machine.device_count) throw std::invalid_argument("there is no such device");
   }
+}
+
+Method MethodNamed(const std::string& name) {
+  if (name == "engine") return Method::kEngine;
+  if (name == "full") return Method::kFull;
+  if (name == "paper_delta") return Method::kPaperDelta;
+  if (name == "plain") return Method::kPlain;
+  throw std::invalid_argument("there is no such method");
 }
 
 // A task graph that is built whole when it is asked for.
@@ -122,19 +136,19 @@ class Proposals {
     return chain_.makespan_s();
   }
 
-  // Infinity when the makespan exceeds the threshold, or the block cannot be split so.
+  // More than the threshold when the makespan exceeds it; infinity if the block cannot be split so.
   double Propose(std::int32_t block, const std::vector<std::int32_t>& degrees, std::int32_t copies,
                  std::vector<std::int32_t> devices, double threshold_s) {
     CheckPlaced();
     Check(*problem_, block, degrees, copies, devices);
     chain_.makespan_s();
     const Layout* layout = chain_.space()->Find(block, degrees);
-    if (layout == nullptr) return Engine::kNever;
-    return chain_.engine()->Propose(block, Placement{layout, copies, std::move(devices)}, threshold_s);
+    if (layout == nullptr) return Simulator::kNever;
+    return chain_.simulator()->Propose(block, Placement{layout, copies, std::move(devices)}, threshold_s);
   }
 
-  void Accept() { chain_.engine()->Accept(); }
-  void Reject() { chain_.engine()->Reject(); }
+  void Accept() { chain_.simulator()->Accept(); }
+  void Reject() { chain_.simulator()->Reject(); }
 
   std::int64_t Step(std::int64_t proposals, double temperature_s) {
     CheckPlaced();
@@ -145,14 +159,25 @@ class Proposals {
   // Degrees, copies and devices of a block as it is placed.
   nb::tuple Placed(std::int32_t block) {
     CheckPlaced();
-    const Placement& placement = chain_.engine()->graph().placement(block);
+    CheckBlock(*problem_, block);
+    const Placement& placement = chain_.simulator()->placement(block);
     return nb::make_tuple(placement.layout->degrees, placement.copies, placement.devices);
   }
 
-  std::int64_t task_count() { return chain_.engine()->graph().task_count(); }
+  // The degrees of every layout that may be drawn for a block.
+  std::vector<std::vector<std::int32_t>> Degrees(std::int32_t block) {
+    CheckBlock(*problem_, block);
+    chain_.space()->Count(block);  // which tries those not yet known to be legal
+    return chain_.space()->degrees(block);
+  }
+
+  std::int64_t task_count() {
+    Makespan();
+    return chain_.simulator()->task_count();
+  }
   nb::tuple Counters() {
-    const Engine& engine = *chain_.engine();
-    return nb::make_tuple(engine.built(), engine.run(), engine.simulated());
+    const Simulator::Counters& counters = chain_.simulator()->counters();
+    return nb::make_tuple(counters.built, counters.run, counters.simulated);
   }
 
  private:
@@ -282,13 +307,12 @@ void BindTasks(nb::module_& module) {
       .def("flat", &BoundFlat);
   nb::class_<Proposals>(module, "Proposals")
       .def("__init__",
-           [](Proposals* self, const Problem& problem, std::uint64_t seed, bool is_plain, bool uses_rewind,
+           [](Proposals* self, const Problem& problem, std::uint64_t seed, const std::string& method,
               bool uses_threshold) {
-             const ChainOptions options{is_plain, {uses_rewind, uses_threshold}};
+             const ChainOptions options{MethodNamed(method), uses_threshold};
              new (self) Proposals(std::make_shared<const Problem>(problem), seed, options);
            },
-           nb::arg("problem"), nb::arg("seed") = 0, nb::arg("is_plain") = false, nb::arg("uses_rewind") = true,
-           nb::arg("uses_threshold") = true)
+           nb::arg("problem"), nb::arg("seed") = 0, nb::arg("method") = "engine", nb::arg("uses_threshold") = true)
       .def("place", &Proposals::Place, nb::arg("block"), nb::arg("degrees"), nb::arg("copies"),
            nb::arg("devices"))
       .def("makespan", &Proposals::Makespan)
@@ -299,6 +323,7 @@ void BindTasks(nb::module_& module) {
       .def("place_at_random", &Proposals::PlaceAtRandom)
       .def("step", &Proposals::Step, nb::arg("proposals"), nb::arg("temperature_s"))
       .def("placed", &Proposals::Placed, nb::arg("block"))
+      .def("degrees", &Proposals::Degrees, nb::arg("block"))
       .def_prop_ro("counters", &Proposals::Counters)
       .def_prop_ro("task_count", &Proposals::task_count);
   module.def("simulate", &BoundSimulate, nb::arg("duration_s").noconvert(), nb::arg("resource").noconvert(),

@@ -326,8 +326,47 @@ class Builder {
 
 }  // namespace
 
-double PlainMakespan(const Problem& problem, const BoxTables& tables, const std::vector<Placement>& strategy) {
-  Builder builder(problem, tables, strategy);
+void Plain::Place(std::int32_t block, const Placement& placement) {
+  strategy_[block] = placement;
+  is_known_ = false;
+}
+
+double Plain::Makespan() {
+  if (!is_known_) makespan_s_ = Simulated();
+  is_known_ = true;
+  return makespan_s_;
+}
+
+double Plain::Propose(std::int32_t block, const Placement& placement, double) {
+  proposed_ = block;
+  ++counters_.built;
+  ++counters_.run;
+  replaced_ = placement;
+  std::swap(strategy_[block], replaced_);
+  proposed_s_ = Simulated();
+  return proposed_s_;
+}
+
+void Plain::Accept() {
+  if (proposed_ < 0) return;
+  makespan_s_ = proposed_s_;
+  proposed_ = -1;
+}
+
+void Plain::Reject() {
+  if (proposed_ < 0) return;
+  std::swap(strategy_[proposed_], replaced_);
+  proposed_ = -1;
+}
+
+std::int32_t Plain::task_count() const {
+  Builder builder(problem_, tables_, strategy_);
+  return DraftView(builder.Built()).tasks();
+}
+
+// The makespan of the strategy, by Algorithm 1.
+double Plain::Simulated() {
+  Builder builder(problem_, tables_, strategy_);
   const DraftView draft(builder.Built());
   const std::int32_t count = draft.tasks() + draft.gates();
   std::vector<std::vector<std::int32_t>> next(count);
@@ -339,7 +378,7 @@ double PlainMakespan(const Problem& problem, const BoxTables& tables, const std:
   using Ready = std::tuple<double, TaskOrder, std::int32_t>;
   std::priority_queue<Ready, std::vector<Ready>, std::greater<>> queue;
   std::vector<double> ready_s(count, 0);
-  std::vector<double> free_s(problem.machine.device_count + problem.machine.link_count, 0);
+  std::vector<double> free_s(problem_.machine.device_count + problem_.machine.link_count, 0);
   for (std::int32_t task = 0; task < draft.tasks(); ++task) {
     if (waits[task] == 0) queue.emplace(0.0, draft.order(task), task);
   }
@@ -356,6 +395,7 @@ double PlainMakespan(const Problem& problem, const BoxTables& tables, const std:
   while (!queue.empty()) {
     const auto [when_s, order, task] = queue.top();
     queue.pop();
+    ++counters_.simulated;
     double& until_s = free_s[draft.resource(task)];
     until_s = std::max(when_s, until_s) + draft.duration_s(task);
     makespan_s = std::max(makespan_s, until_s);

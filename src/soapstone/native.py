@@ -14,7 +14,7 @@ a user.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ __all__ = [
     "Axis",
     "BlockData",
     "MachineData",
+    "Method",
     "NodeData",
     "PlannedTasks",
     "Problem",
@@ -54,6 +55,15 @@ Boxes: TypeAlias = NDArray[np.int64]
 
 Pairs: TypeAlias = NDArray[np.int64]
 """Index pairs, `int64[k, 2]`, sorted by the first index and then by the second."""
+
+Method: TypeAlias = Literal["engine", "full", "paper_delta", "plain"]
+"""How `Proposals` simulates, all ways giving the same makespans to the bit.
+
+    engine       incremental, with a threshold and a rewind: what the search uses
+    full         the task graph is changed incrementally, and simulated whole
+    paper_delta  Algorithm 2 of FlexFlow as written
+    plain        everything is built and simulated anew
+"""
 
 
 def overlaps(written: Boxes, read: Boxes) -> Pairs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from random import Random
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from soapstone.tasks.build import task_graph
 from soapstone.tasks.flat import KINDS, FlatProblem, native_tasks
 
 COSTS = AnalyticCosts()
+METHODS: tuple[native.Method, ...] = get_args(native.Method)
 
 
 @given(planned(most_copies=3))
@@ -53,8 +55,27 @@ def test_native_timeline_is_the_reference(plan: tuple[Strategy, Machine]) -> Non
     assert makespan_s == reference.makespan_s
 
 
-def placed(problem: FlatProblem, strategy: Strategy) -> native.Proposals:
-    proposals = native.Proposals(problem.native)
+@given(planned())
+@settings(max_examples=60, deadline=None)
+def test_a_task_without_duration_precedes_what_waits_for_it(plan: tuple[Strategy, Machine]) -> None:
+    """In the task order: so tasks leave the queue sorted by (ready time, task order), which Algorithm 2
+    takes for granted when it keeps every resource's tasks in that order."""
+    strategy, machine = plan
+    flat = native_tasks(strategy, machine, COSTS)
+    for task in range(len(flat.kind)):
+        for before in flat.after[flat.after_begin[task] : flat.after_begin[task + 1]]:
+            assert flat.duration_s[before] > 0 or before < task
+
+
+def placed(
+    problem: FlatProblem,
+    strategy: Strategy,
+    method: native.Method = "engine",
+    *,
+    seed: int = 0,
+    uses_threshold: bool = True,
+) -> native.Proposals:
+    proposals = native.Proposals(problem.native, seed, method, uses_threshold)
     for number, block in enumerate(problem.blocks):
         placement = strategy.placements[block.name]
         degrees = problem.degrees(block, placement)
@@ -62,14 +83,17 @@ def placed(problem: FlatProblem, strategy: Strategy) -> native.Proposals:
     return proposals
 
 
-@given(planned(), st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
-def test_proposals_equal_full_simulations(plan: tuple[Strategy, Machine], seed: int) -> None:
+@pytest.mark.parametrize("method", METHODS)
+@given(plan=planned(), seed=st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_proposals_equal_full_simulations(
+    method: native.Method, plan: tuple[Strategy, Machine], seed: int
+) -> None:
     """After any sequence of accepted and rejected proposals, the incremental makespan is the full one."""
     strategy, machine = plan
     random = Random(seed)
     problem = FlatProblem(strategy.graph, machine, COSTS, strategy.apart)
-    proposals = placed(problem, strategy)
+    proposals = placed(problem, strategy, method)
     current_s = proposals.makespan()
     assert current_s == native_tasks(strategy, machine, COSTS).simulated()[2]
     for _ in range(8):
@@ -77,7 +101,8 @@ def test_proposals_equal_full_simulations(plan: tuple[Strategy, Machine], seed: 
         block = problem.blocks[number]
         drawn = Space(strategy.graph, block, len(machine.devices), most_copies=2).drawn(random)
         other = Strategy(strategy.graph, {**strategy.placements, block.name: drawn}, strategy.apart)
-        expected_s = native_tasks(other, machine, COSTS).simulated()[2]
+        flat = native_tasks(other, machine, COSTS)
+        expected_s = flat.simulated()[2]
         threshold_s = random.choice([math.inf, current_s, 1.1 * current_s, expected_s])
         found_s = proposals.propose(
             number, problem.degrees(block, drawn), drawn.copies, list(drawn.devices), threshold_s
@@ -86,9 +111,49 @@ def test_proposals_equal_full_simulations(plan: tuple[Strategy, Machine], seed: 
         if expected_s <= threshold_s and random.random() < 0.7:
             proposals.accept()
             strategy, current_s = other, expected_s
+            assert proposals.task_count == len(flat.kind)
         else:
             proposals.reject()
         assert proposals.makespan() == current_s
+
+
+@given(planned(), st.integers(0, 2**32), st.sampled_from([0.0, 0.01, 0.2]))
+@settings(max_examples=40, deadline=None)
+def test_every_method_walks_the_same_chain(
+    plan: tuple[Strategy, Machine], seed: int, temperature: float
+) -> None:
+    """The same proposals are accepted, however they are simulated, and whether or not hopeless ones are
+    dropped early. The temperature is relative to the makespan."""
+    strategy, machine = plan
+    problem = FlatProblem(strategy.graph, machine, COSTS, strategy.apart)
+    chains = [placed(problem, strategy, method, seed=seed) for method in METHODS] + [
+        placed(problem, strategy, method, seed=seed, uses_threshold=False) for method in ("engine", "full")
+    ]
+    temperature_s = temperature * chains[0].makespan()
+    for _ in range(6):
+        walked = {
+            (
+                chain.step(5, temperature_s),
+                chain.makespan(),
+                str([chain.placed(number) for number in range(len(problem.blocks))]),
+            )
+            for chain in chains
+        }
+        assert len(walked) == 1
+
+
+@given(planned())
+@settings(max_examples=40, deadline=None)
+def test_native_space_is_the_plain_one(plan: tuple[Strategy, Machine]) -> None:
+    """The degrees that may be drawn for a block are those of its space."""
+    strategy, machine = plan
+    problem = FlatProblem(strategy.graph, machine, COSTS, strategy.apart)
+    proposals = native.Proposals(problem.native)
+    for number, block in enumerate(problem.blocks):
+        shapes = Space(strategy.graph, block, len(machine.devices)).shapes
+        dims = list(strategy.graph.signature(block.leader).sizes)
+        expected = [[layout.degrees.get(dim, 1) for dim in dims] for layout, _ in shapes]
+        assert sorted(proposals.degrees(number)) == sorted(expected)
 
 
 def test_misuse_is_refused() -> None:
@@ -97,3 +162,7 @@ def test_misuse_is_refused() -> None:
     planned_tasks = native.PlannedTasks(problem)
     with pytest.raises(ValueError, match="no such block"):
         planned_tasks.place(0, [], 1, [0])
+    with pytest.raises(ValueError, match="no such method"):
+        native.Proposals(problem, method="guess")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no such block"):
+        native.Proposals(problem).degrees(0)
