@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int32_t kLater = std::numeric_limits<std::int32_t>::max();
 constexpr std::int32_t kLeastBetweenSnapshots = 16;
-constexpr std::int32_t kMostSnapshots = 64;
+constexpr std::int32_t kMostSnapshots = 128;
 // From what part of the makespan on the longest path is worth looking at.
 constexpr double kClosePath = 0.9;
 constexpr std::int32_t kBetweenPaths = 256;  // accepted proposals until that is asked again
@@ -64,7 +64,7 @@ double Engine::Makespan() {
   predecessors_.ForgetAll();
   std::fill(first_forward_.begin(), first_forward_.end(), kLater);
   std::fill(first_backward_.begin(), first_backward_.end(), kLater);
-  tasks_ = graph_.task_count();
+  last_moment_ = graph_.task_count();
   snapshot_count_ = 0;
   proposed_ = -1;
   awaits_backward_ = false;
@@ -290,7 +290,7 @@ void Engine::Start(std::int32_t from, double limit_s) {
     so_far_s_ = 0;
     std::fill(free_s_.begin(), free_s_.end(), 0);
     std::fill(done_fs_.begin(), done_fs_.end(), 0);
-    queue_.Reset(tasks_, 0, last_s);
+    queue_.Reset(last_moment_, 0, last_s);
     for (std::int32_t block = 0; block < graph_.block_count(); ++block) {
       if (!(block == proposed_ ? has_root_now_ : has_root_[block])) continue;
       const Group& group = graph_.groups()[block];
@@ -309,7 +309,7 @@ void Engine::Start(std::int32_t from, double limit_s) {
     std::copy(snapshot.done_fs.begin(), snapshot.done_fs.end(), done_fs_.begin());
     double first_s = last_s;
     for (const Calendar::Event& event : snapshot.queue) first_s = std::min(first_s, event.ready_s);
-    queue_.Reset(tasks_ - std::min(tasks_, start_), first_s, last_s);
+    queue_.Reset(last_moment_ - std::min(last_moment_, start_), first_s, last_s);
     for (const Calendar::Event& event : snapshot.queue) {
       live_[event.slot] = {event.ready_s, 0, run_};
       first_now_[event.slot] = first_[event.slot];
@@ -330,7 +330,7 @@ double Engine::Run(std::int32_t from, double threshold_s) {
     scale_s = makespan_s_ > 0 ? 1.5 * makespan_s_ : static_cast<double>(all_fs) / kFemto;
   }
   Start(from, scale_s);
-  const std::int32_t between = std::max(kLeastBetweenSnapshots, tasks_ / kMostSnapshots);
+  const std::int32_t between = std::max(kLeastBetweenSnapshots, last_moment_ / kMostSnapshots);
   if (threshold_s < kNever && !FitsLeft(0, limit_fs)) return kNever;
   Calendar::Event event;
   std::int32_t until_snapshot = between;
@@ -449,6 +449,7 @@ void Engine::TakeSnapshot() {
 // Makes the simulation just run the one that stands.
 void Engine::Commit() {
   makespan_s_ = proposed_s_;
+  last_moment_ = moment_;
   const std::int32_t blocks = graph_.block_count();
   for (std::int32_t block = 0; block < blocks; ++block) {
     if (first_forward_[block] >= start_) first_forward_[block] = kLater;

@@ -102,7 +102,7 @@ class Engine final : public Simulator {
   std::int32_t resources_;
   double makespan_s_ = 0;  // of what stands
   bool is_known_ = false;
-  std::int32_t tasks_ = 0;
+  std::int32_t last_moment_ = 0;  // of the simulation that stands
 
   std::vector<std::int64_t> work_fs_;     // by resource, of all its tasks
   std::vector<std::int64_t> compute_fs_;  // by device, of its compute tasks
