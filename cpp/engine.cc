@@ -15,7 +15,7 @@ constexpr double kClosePath = 0.9;
 constexpr std::int32_t kBetweenPaths = 256;  // accepted proposals until that is asked again
 // Added to what a task waits for while not all of that is known.
 constexpr std::int32_t kPending = 1 << 24;
-constexpr std::int32_t kBetweenLooks = 32;  // tasks between looks at all resources
+constexpr std::int32_t kBetweenLooks = 32;  // tasks between looks at all resources, at least
 
 // A little more than the threshold, so that rounding drops nothing that should stand.
 double LimitOf(double threshold_s) { return threshold_s * kFemto * (1 + 1e-12); }
@@ -334,11 +334,13 @@ double Engine::Run(std::int32_t from, double threshold_s) {
   if (threshold_s < kNever && !FitsLeft(0, limit_fs)) return kNever;
   Calendar::Event event;
   std::int32_t until_snapshot = between;
-  std::int32_t until_look = kBetweenLooks;
+  const std::int32_t between_looks = std::max(kBetweenLooks, resources_ / 4);
+  std::int32_t until_look = between_looks;
   while (true) {
     if (--until_snapshot == 0) {
       until_snapshot = between;
-      if (options_.uses_rewind) TakeSnapshot();
+      // Where much waits, a snapshot costs more, and there are fewer.
+      if (options_.uses_rewind) until_snapshot = std::max(between, (TakeSnapshot() + resources_) / 2);
     }
     if (awaits_backward_ && is_backward_due_ && !CatchUpBackward(limit_fs)) return kNever;
     if (!queue_.Pop(&event)) break;
@@ -360,7 +362,7 @@ double Engine::Run(std::int32_t from, double threshold_s) {
     if (threshold_s < kNever) {
       if (is_late || end_s > threshold_s) return kNever;
       if (--until_look == 0) {
-        until_look = kBetweenLooks;
+        until_look = between_looks;
         if (!FitsLeft(event.ready_s, limit_fs)) return kNever;
       }
     }
@@ -435,7 +437,8 @@ bool Engine::IsAwaited(std::int32_t slot) const {
   return local >= graph_.PassTasks(block) && local < graph_.ComputeTasks(block);
 }
 
-void Engine::TakeSnapshot() {
+// Returns how much waits.
+std::int32_t Engine::TakeSnapshot() {
   if (taken_count_ == taken_.size()) taken_.emplace_back();
   Snapshot& snapshot = taken_[taken_count_++];
   snapshot.moment = moment_;
@@ -444,6 +447,7 @@ void Engine::TakeSnapshot() {
   snapshot.done_fs.assign(done_fs_.begin(), done_fs_.end());
   snapshot.queue.clear();
   queue_.ForEach([&](const Calendar::Event& event) { snapshot.queue.push_back(event); });
+  return static_cast<std::int32_t>(snapshot.queue.size());
 }
 
 // Makes the simulation just run the one that stands.

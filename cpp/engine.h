@@ -90,7 +90,7 @@ class Engine final : public Simulator {
   double Run(std::int32_t from, double threshold_s);
   void Start(std::int32_t from, double limit_s);
   bool FitsLeft(double now_s, double limit_fs) const;
-  void TakeSnapshot();
+  std::int32_t TakeSnapshot();
   void Arrive(std::int32_t slot, double end_s);
   void Revive(std::int32_t slot);
   void Commit();
