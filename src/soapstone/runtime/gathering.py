@@ -1,0 +1,50 @@
+"""Whole weights and buffers, gathered from the ranks that hold their parts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from soapstone.graph import Role
+from soapstone.ops.box import Box, shape_of, slices
+from soapstone.ops.definitions.dtypes import torch_dtype
+from soapstone.runtime.run import Run
+from soapstone.runtime.wire import Wire
+
+
+def gathered(run: Run, wire: Wire) -> dict[str, Tensor]:
+    """Every weight and buffer under all of the module's names for it, in the module's shapes."""
+    graph = run.strategy.graph
+    found: dict[str, Tensor] = {}
+    for value in graph.values.values():
+        if value.role is Role.WEIGHT:
+            tensor = torch.empty(value.shape, dtype=torch_dtype(value.dtype), device=wire.device)
+            for box, owner in run.weights.owned[value.name]:
+                own = run.held.holding(value.name, box).read(box).detach() if owner == wire.rank else None
+                tensor[slices(box)] = wire.shared(own, shape_of(box), tensor.dtype, owner)
+        elif value.role is Role.BUFFER:
+            tensor = run.free.buffers[value.name].clone()
+            for box, owner in buffer_owners(run, value.name):
+                own = tensor[slices(box)] if owner == wire.rank else None
+                tensor[slices(box)] = wire.shared(own, shape_of(box), tensor.dtype, owner)
+        else:
+            continue
+        stored = tensor.reshape(value.stored_shape or value.shape)
+        found.update((source, stored) for source in value.sources)
+    return found
+
+
+def buffer_owners(run: Run, name: str) -> list[tuple[Box, int]]:
+    """The boxes of a buffer that a step changes, each with the device whose word counts: the first."""
+    links = run.executor.program.links
+    graph = links.graph
+    if name not in graph.updates or graph.updates[name] not in links.home:
+        return []
+    made = graph.updates[name]
+    writer = links.home[made]
+    node = next(n for n, each in enumerate(writer.block.nodes) if made in each.outputs)
+    boxes = writer.layout.writes(node, writer.block.nodes[node].outputs.index(made))
+    owners: dict[Box, int] = {}
+    for shard, _, device in writer.shards():
+        owners.setdefault(boxes[shard], device)
+    return sorted(owners.items())

@@ -1,0 +1,104 @@
+"""A Trainer: what a user holds while training under a plan, one on each rank.
+
+trainer = soapstone.parallelize(model, plan, optimizer=torch.optim.AdamW(model.parameters()))
+for batch in batches:
+    loss = trainer.step(batch)
+model.load_state_dict(trainer.state_dict())
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from soapstone.errors import TrainingError
+from soapstone.plan import Plan
+from soapstone.runtime.gathering import gathered
+from soapstone.runtime.inputs import Batch
+from soapstone.runtime.optimizing import OptimizerOf, clip, localized
+from soapstone.runtime.run import Run, State, started
+from soapstone.runtime.wire import Wire
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to train, beside the optimizer: clip gradients to this norm; the mean gradient of so many
+    batches for each step; the seed of dropout; whether runs of tasks are taken back together."""
+
+    clip_norm: float | None = None
+    accumulate: int = 1
+    seed: int = 0
+    fuse: bool = True
+
+
+class Trainer:
+    """Training under a plan, as one rank sees it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        state: State,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: Optimizer | OptimizerOf,
+        wire: Wire,
+        options: Options | None = None,
+    ) -> None:
+        devices = len(plan.machine.devices)
+        if wire.size != devices:
+            raise TrainingError(
+                f"the plan is for {devices} device{'s' if devices > 1 else ''} and there {_are(wire.size)}:"
+                f" start {devices}, one for each device"
+            )
+        self.plan, self.wire, self.options = plan, wire, options or Options()
+        simulated = plan.simulated()
+        self.run: Run = started(
+            plan.strategy,
+            simulated.tasks,
+            simulated.timeline,
+            state,
+            wire,
+            seed=self.options.seed,
+            fuse=self.options.fuse,
+        )
+        sources = {s: v.name for v in plan.graph.values.values() for s in v.sources}
+        self.optimizer = localized(optimizer, parameters, sources, self.run.held)
+        self.steps_done = 0
+
+    def step(self, batch: Batch | Sequence[Batch]) -> float:
+        """Train on a batch (on `accumulate` of them, in a list) and give its loss."""
+        batches: list[Any] = [batch] if self.options.accumulate == 1 else list(batch)
+        if len(batches) != self.options.accumulate:
+            raise TrainingError(
+                f"a step takes {self.options.accumulate} batches, not {len(batches)}: see `accumulate`"
+            )
+        for holding in self.run.held:
+            holding.parameter.grad = None
+        loss = float(self.run.executor.gradients(batches, self.steps_done))
+        if not math.isfinite(loss):
+            raise TrainingError(f"the loss is {loss} at step {self.steps_done + 1}: training stops here")
+        for holding in self.run.held:
+            if holding.parameter.requires_grad and holding.parameter.grad is None:
+                holding.parameter.grad = torch.zeros_like(holding.parameter)
+        if self.options.clip_norm is not None:
+            clip(self.run.held, self.wire, self.options.clip_norm)
+        self.optimizer.step()
+        self.steps_done += 1
+        return loss
+
+    def train(self, batches: Iterable[Batch]) -> list[float]:
+        """Train on all batches; the losses."""
+        return [self.step(batch) for batch in batches]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All weights and buffers, whole, under the module's names and in its shapes, on every rank."""
+        return gathered(self.run, self.wire)
+
+
+def _are(ranks: int) -> str:
+    return "is one rank" if ranks == 1 else f"are {ranks} ranks"
