@@ -28,7 +28,7 @@ class Recipe:
     """How to train: an optimizer of torch with its arguments, and what a Trainer is told beside it."""
 
     optimizer: str = "SGD"
-    arguments: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.1, "momentum": 0.9})
+    arguments: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.01, "momentum": 0.9})
     options: Options = field(default_factory=Options)
     decay: float | None = None  # of the learning rate, by each step
 
@@ -64,10 +64,14 @@ def trained_by_ranks(
 ) -> tuple[list[float], Tensors]:
     """The losses and the final state of training under a strategy."""
     path = planned(strategy, devices, folder)
-    tied = [list(v.sources) for v in captured.graph.values.values() if len(v.sources) > 1]
     answers = ranks.run(
-        train_case, devices, path, _plain(named_tensors(module)), _plain(captured.constants), tied,
-        [_plain_batch(b) for b in batches], recipe,
+        train_case,
+        devices,
+        path,
+        _plain(named_tensors(module)),
+        _plain(captured.constants),
+        [_plain_batch(b) for b in batches],
+        recipe,
     )
     losses, state = answers[0]
     for other, _ in answers:
@@ -88,7 +92,7 @@ def _batch(batch: Any) -> Any:
 
 
 def train_case(
-    rank: int, size: int, path: str, named: Any, constants: Any, tied: Any, batches: Any, recipe: Recipe
+    rank: int, size: int, path: str, named: Any, constants: Any, batches: Any, recipe: Recipe
 ) -> tuple[list[float], Any]:
     """What each rank does."""
     plan = read_plan(Path(path))
@@ -136,7 +140,7 @@ def trained_plainly(
         for part in micro:
             loss = model(*part) if loss_of is None else loss_of(model, part, step)
             (loss / len(micro)).backward()
-            total += float(loss) / len(micro)
+            total += loss.item() / len(micro)
         if recipe.options.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.options.clip_norm)
         optimizer.step()
@@ -147,12 +151,17 @@ def trained_plainly(
 
 
 def assert_same(
-    ours: tuple[list[float], Tensors], theirs: tuple[list[float], Tensors], rtol: float = 1e-9, atol: float = 1e-10
+    ours: tuple[list[float], Tensors],
+    theirs: tuple[list[float], Tensors],
+    rtol: float = 1e-9,
+    atol: float = 1e-10,
 ) -> None:
     """Losses and state agree."""
     torch.testing.assert_close(
-        torch.tensor(ours[0], dtype=torch.float64), torch.tensor(theirs[0], dtype=torch.float64),
-        rtol=rtol, atol=atol,
+        torch.tensor(ours[0], dtype=torch.float64),
+        torch.tensor(theirs[0], dtype=torch.float64),
+        rtol=rtol,
+        atol=atol,
     )
     for name, tensor in ours[1].items():
         torch.testing.assert_close(

@@ -166,7 +166,9 @@ class Executor:
         with torch.no_grad():
             found = [held.holding(p.weight, p.box).gradient(p.box).reshape(-1) for p in action.pieces]
             flat = found[0].clone() if len(found) == 1 else torch.cat(found)
-        self._sums.append((action, self.wire.sum_up(flat, action.ranks)))
+        self._sums.append(
+            (action, self.wire.sum_up(flat, action.ranks, f"{action.pieces[0].weight} gradient"))
+        )
 
     def _put_back(self, action: SumGradients, flat: Tensor) -> None:
         at = 0
@@ -187,7 +189,7 @@ class Executor:
         total = torch.zeros(1, dtype=torch.float64, device=self.wire.device)
         if own is not None:
             total += own.detach() * self.program.seeds[0].scale
-        self._loss = self.wire.report(total)
+        self._loss = self.wire.report(total, "loss")
 
     # -- the end of a pass --------------------------------------------------------------------------
 

@@ -21,12 +21,12 @@ def gathered(run: Run, wire: Wire) -> dict[str, Tensor]:
             tensor = torch.empty(value.shape, dtype=torch_dtype(value.dtype), device=wire.device)
             for box, owner in run.weights.owned[value.name]:
                 own = run.held.holding(value.name, box).read(box).detach() if owner == wire.rank else None
-                tensor[slices(box)] = wire.shared(own, shape_of(box), tensor.dtype, owner)
+                tensor[slices(box)] = wire.shared(own, shape_of(box), tensor.dtype, owner, value.name)
         elif value.role is Role.BUFFER:
             tensor = run.free.buffers[value.name].clone()
             for box, owner in buffer_owners(run, value.name):
                 own = tensor[slices(box)] if owner == wire.rank else None
-                tensor[slices(box)] = wire.shared(own, shape_of(box), tensor.dtype, owner)
+                tensor[slices(box)] = wire.shared(own, shape_of(box), tensor.dtype, owner, value.name)
         else:
             continue
         stored = tensor.reshape(value.stored_shape or value.shape)

@@ -92,7 +92,7 @@ def gradient_norm(held: Held, wire: Wire) -> Tensor:
     for holding, box in held.owned():
         if holding.parameter.grad is not None:
             total += _square(holding, box)
-    return wire.report(total).wait()[0].sqrt()
+    return wire.report(total, "gradient norm").wait()[0].sqrt()
 
 
 def _square(holding: Holding, box: Box) -> Tensor:

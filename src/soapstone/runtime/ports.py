@@ -75,7 +75,7 @@ class Arrival:
 
     def post(self, wire: Wire) -> None:
         """Be ready for the message."""
-        self.pending = wire.receive(self.shape, self.dtype, self.peer, self.tag)
+        self.pending = wire.receive(self.shape, self.dtype, self.peer, self.tag, self.name)
 
     def take(self) -> Tensor:
         """The box, once it is there."""
@@ -113,7 +113,7 @@ class Departure:
             total = added([outlet.part(index) for outlet, index in self.outlets])
         if total is None:
             total = torch.zeros(shape_of(self.box), dtype=self.dtype, device=wire.device)
-        wire.send(total, self.peer, self.tag)
+        wire.send(total, self.peer, self.tag, self.name)
 
 
 def added(tensors: Sequence[Tensor | None]) -> Tensor | None:

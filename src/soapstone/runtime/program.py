@@ -12,7 +12,8 @@ from soapstone.graph import Graph, Operand, Role
 from soapstone.ops.box import Box, whole
 from soapstone.runtime.actions import Action, Backward, Exchanged, Forward, ReportLoss, SumGradients
 from soapstone.runtime.inputs import FreeValues
-from soapstone.runtime.linking import Links, Task, Where
+from soapstone.runtime.linking import Links, Where
+from soapstone.runtime.listing import Listed, listed
 from soapstone.runtime.localshard import (
     LocalSegment,
     LocalShard,
@@ -26,11 +27,10 @@ from soapstone.runtime.localshard import (
     weight_part,
 )
 from soapstone.runtime.ports import Outlet, index_of
-from soapstone.runtime.regions import Listed, drop_part, found_regions, linked_writer
+from soapstone.runtime.regions import drop_part, found_regions, linked_writer
 from soapstone.runtime.weights import Held, Piece, Reader, Weights
 from soapstone.strategy.blocks import free_values
-from soapstone.tasks.placed import BACKWARD, COMPUTE, FORWARD, UPDATE, WEIGHT
-from soapstone.tasks.task import Key
+from soapstone.tasks.placed import FORWARD
 
 
 class Seed:
@@ -67,11 +67,11 @@ class Program:
         self.seeds: list[Seed] = []
         self.loss_outlets = self._loss()
         self.shards: dict[Where, LocalShard] = {}
-        listed = self._listed(order)
-        self.regions = found_regions(links, listed, fuse)
+        tasks = listed(links, weights, order)
+        self.regions = found_regions(links, tasks, fuse)
         for where in links.local:
             self._build(where)
-        self.actions: list[Action] = self._actions(listed)
+        self.actions: list[Action] = self._actions(tasks)
 
     # -- the loss -----------------------------------------------------------------------------------
 
@@ -96,48 +96,11 @@ class Program:
 
     # -- the order ----------------------------------------------------------------------------------
 
-    def _listed(self, order: Sequence[int]) -> list[Listed]:
-        """This rank's tasks in order: (number, key, what it is about)."""
-        found: list[Listed] = []
-        seen: set[Key] = set()
-        keys = [task.key for task in self.links.tasks.tasks]
-        pieces = {p.key: p for own in self.weights.pieces.values() for p in own}
-        for number in order:
-            key = keys[number]
-            if key[0] == UPDATE:
-                continue
-            if key[2] == COMPUTE:
-                task = self._task(key)
-                if self.links.device_of(task[0]) == self.rank:
-                    found.append((number, key, task))
-                continue
-            base, move = key[:-2], key[-2]
-            if (*base, move) in seen:
-                continue
-            seen.add((*base, move))
-            if base[0] == BACKWARD and base[2] == WEIGHT:
-                if base not in seen and self.rank in pieces[base].holders:
-                    found.append((number, key, pieces[base]))
-                seen.add(base)
-            elif (base, move) in self.links.moves:
-                ports = self.links.moves[base, move]
-                found.append((number, key, Exchanged(number, ports.arrivals, ports.departures)))
-        for key, piece in sorted(pieces.items()):
-            if piece.is_summed and key not in seen and self.rank in piece.holders:
-                found.append((-1, key, piece))
-        return found
-
-    def _task(self, key: Key) -> Task:
-        if key[0] == FORWARD:
-            return (key[1], key[4], key[5]), key[3]
-        placed = self.links.blocks[len(self.links.blocks) - 1 - key[1]]
-        return (placed.number, key[4], key[5]), placed.segments.count - 1 - key[3]
-
-    def _actions(self, listed: Sequence[Listed]) -> list[Action]:
+    def _actions(self, tasks: Sequence[Listed]) -> list[Action]:
         actions: list[Action] = []
         started: set[int] = set()
-        loss_at = max((i for i, (_, key, _) in enumerate(listed) if key[0] == FORWARD), default=-1)
-        for i, (number, key, what) in enumerate(listed):
+        loss_at = max((i for i, (_, key, _) in enumerate(tasks) if key[0] == FORWARD), default=-1)
+        for i, (number, key, what) in enumerate(tasks):
             if isinstance(what, Piece):
                 actions.append(SumGradients(number, [what]))
             elif isinstance(what, Exchanged):

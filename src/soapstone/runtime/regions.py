@@ -9,18 +9,14 @@ send.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from soapstone.runtime.actions import Exchanged
 from soapstone.runtime.linking import Links, Task
+from soapstone.runtime.listing import Listed
 from soapstone.runtime.ports import Arrival, Inbox, Outlet
 from soapstone.runtime.region import Region
 from soapstone.runtime.weights import Piece
 from soapstone.tasks.placed import FORWARD
-from soapstone.tasks.task import Key
-
-Listed = tuple[int, Key, Any]
-"""A task of this rank: its number, its key, and a Task, a Piece or an Exchanged."""
 
 
 def found_regions(links: Links, listed: Sequence[Listed], fuse: bool) -> Mapping[Task, Region]:

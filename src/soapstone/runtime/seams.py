@@ -35,7 +35,7 @@ class StatisticsDeparture(Departure):
         """Send them."""
         found = [outlet.tensor for outlet, _ in self.outlets if outlet.tensor is not None]
         merged = found[0] if len(found) == 1 else self.merge(found)
-        wire.send(merged.flatten(), self.peer, self.tag)
+        wire.send(merged.flatten(), self.peer, self.tag, self.name)
 
 
 class Statistics:
