@@ -25,6 +25,15 @@ from soapstone.strategy.space import random_strategy
 
 STEPS = 5
 
+RECIPE = Recipe("SGD", {"lr": 0.01, "momentum": 0.9})
+GENTLE = Recipe("SGD", {"lr": 1e-4, "momentum": 0.9})
+"""Of Inception-v3's tiny variant plain PyTorch, started from weights that differ by 1e-15, is 3e-7 apart
+after five steps of 0.01: batch norm over a handful of elements."""
+
+
+def recipe_of(name: str) -> Recipe:
+    return GENTLE if name == "inception_v3" else RECIPE
+
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
@@ -57,7 +66,7 @@ def tiny(name: str) -> tuple[nn.Module, list[tuple[torch.Tensor, ...]], Captured
 def test_data_parallel_training_is_the_same(name: str, ranks: Ranks, tmp_path: Path) -> None:
     module, batches, captured = tiny(name)
     strategy = data_parallel(captured.graph, preset("cpu:1x2"))
-    recipe = Recipe()
+    recipe = recipe_of(name)
     ours = trained_by_ranks(ranks, strategy, 2, captured, module, batches, recipe, tmp_path)
     assert_same(ours, trained_plainly(module, batches, recipe))
 
@@ -70,6 +79,6 @@ def test_training_under_a_random_strategy_is_the_same(
     module, batches, captured = tiny(name)
     devices = 2 + 2 * (seed % 2)
     strategy = random_strategy(captured.graph, devices, Random(seed), most_copies=2)
-    recipe = Recipe()
+    recipe = recipe_of(name)
     ours = trained_by_ranks(ranks, strategy, devices, captured, module, batches, recipe, tmp_path)
     assert_same(ours, trained_plainly(module, batches, recipe))
