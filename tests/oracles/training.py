@@ -52,7 +52,7 @@ def planned(strategy: Strategy, devices: int, folder: Path) -> str:
     return str(path)
 
 
-def trained_by_ranks(
+def trained_by_ranks(  # noqa: PLR0917, a case has many parts
     ranks: Ranks,
     strategy: Strategy,
     devices: int,
@@ -61,6 +61,8 @@ def trained_by_ranks(
     batches: Sequence[Any],
     recipe: Recipe,
     folder: Path,
+    resume: Path | None = None,
+    save: Path | None = None,
 ) -> tuple[list[float], Tensors]:
     """The losses and the final state of training under a strategy."""
     path = planned(strategy, devices, folder)
@@ -72,6 +74,8 @@ def trained_by_ranks(
         _plain(captured.constants),
         [_plain_batch(b) for b in batches],
         recipe,
+        None if resume is None else str(resume),
+        None if save is None else str(save),
     )
     losses, state = answers[0]
     for other, _ in answers:
@@ -91,8 +95,16 @@ def _batch(batch: Any) -> Any:
     return [_batch(b) for b in batch] if isinstance(batch, list) else torch.from_numpy(batch)
 
 
-def train_case(
-    rank: int, size: int, path: str, named: Any, constants: Any, batches: Any, recipe: Recipe
+def train_case(  # noqa: PLR0917, a case has many parts
+    rank: int,
+    size: int,
+    path: str,
+    named: Any,
+    constants: Any,
+    batches: Any,
+    recipe: Recipe,
+    resume: str | None = None,
+    save: str | None = None,
 ) -> tuple[list[float], Any]:
     """What each rank does."""
     plan = read_plan(Path(path))
@@ -107,11 +119,16 @@ def train_case(
     wire = Wire(rank, size, torch.device("cpu"), TIMEOUT_S)
     trainer = Trainer(plan, state, parameters, recipe.optimizer_of, wire, recipe.options)
     scheduler = _scheduler(trainer.optimizer, recipe)
+    if resume is not None:
+        trainer.load(resume)
     losses = []
     for batch in batches:
         losses.append(trainer.step(_batch(batch)))
         if scheduler is not None:
             scheduler.step()
+    if save is not None:
+        trainer.save(save)
+        trainer.export(Path(save) / "model.safetensors")
     found = trainer.state_dict()
     return losses, {name: t.numpy() for name, t in found.items()} if rank == 0 else {}
 

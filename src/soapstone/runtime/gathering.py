@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
+from soapstone.errors import CheckpointError
 from soapstone.graph import Role
 from soapstone.ops.box import Box, shape_of, slices
 from soapstone.ops.definitions.dtypes import torch_dtype
@@ -48,3 +54,15 @@ def buffer_owners(run: Run, name: str) -> list[tuple[Box, int]]:
     for shard, _, device in writer.shards():
         owners.setdefault(boxes[shard], device)
     return sorted(owners.items())
+
+
+def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Write tensors to a file, whole or not at all; names that share a tensor each have their own."""
+    draft = path.parent / f".{path.name}.{os.getpid()}.part"
+    try:
+        save_file({name: tensor.cpu().contiguous().clone() for name, tensor in state.items()}, draft)
+        draft.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: the weights cannot be written ({error}).") from error
+    finally:
+        draft.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from torch.optim import Optimizer
 
 from soapstone.errors import TrainingError
 from soapstone.plan import Plan
-from soapstone.runtime.gathering import gathered
+from soapstone.runtime import checkpoint
+from soapstone.runtime.gathering import gathered, write_safetensors
 from soapstone.runtime.inputs import Batch
 from soapstone.runtime.optimizing import OptimizerOf, clip, localized
 from soapstone.runtime.run import Run, State, started
@@ -98,6 +100,20 @@ class Trainer:
     def state_dict(self) -> dict[str, Tensor]:
         """All weights and buffers, whole, under the module's names and in its shapes, on every rank."""
         return gathered(self.run, self.wire)
+
+    def save(self, folder: Path | str) -> Path:
+        """Write a checkpoint into a folder, from all ranks at once; the checkpoint's own path."""
+        return checkpoint.save(Path(folder), self.run, self.optimizer, self.steps_done, self.wire)
+
+    def load(self, folder: Path | str) -> None:
+        """Go on from the last complete checkpoint of a folder, whatever plan it was written under."""
+        self.steps_done = checkpoint.load(Path(folder), self.run, self.optimizer, self.wire)
+
+    def export(self, path: Path | str) -> None:
+        """Write the weights and buffers as one safetensors file, under the module's names."""
+        state = self.state_dict()
+        if self.wire.rank == 0:
+            write_safetensors(Path(path), state)
 
 
 def _are(ranks: int) -> str:
