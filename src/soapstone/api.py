@@ -38,6 +38,7 @@ def parallelize(  # noqa: PLR0913, one parameter for each thing a user may decid
     accumulate: int = 1,
     seed: int = 0,
     timeout_s: float = TIMEOUT_S,
+    fuse: bool = True,
     wire: Wire | None = None,
 ) -> Trainer:
     """A Trainer of the model under a plan, on this rank.
@@ -45,7 +46,8 @@ def parallelize(  # noqa: PLR0913, one parameter for each thing a user may decid
     The model is a whole one, the same on every rank (seed its initialisation); the trainer takes from it
     what this rank needs. `optimizer` is one made for its parameters, or a function that makes one: its
     parameters become the rank's part of the weights. `loss` is what the plan's capture was told. A rank
-    waits `timeout_s` for another before it gives up. Under torchrun the ranks find each other by
+    waits `timeout_s` for another before it gives up. `fuse=False` takes every task back by itself, for
+    traces. Under torchrun the ranks find each other by
     themselves; `wire` is for those who have joined them already.
     """
     found = plan if isinstance(plan, Plan) else read_plan(Path(plan))
@@ -65,7 +67,7 @@ def parallelize(  # noqa: PLR0913, one parameter for each thing a user may decid
         parameters,
         optimizer,
         wire or joined(device, timeout_s),
-        Options(clip_norm=clip_norm, accumulate=accumulate, seed=seed),
+        Options(clip_norm, accumulate, seed, fuse),
     )
 
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,9 +73,10 @@ def save(folder: Path, run: Run, optimizer: Optimizer, step: int, wire: Wire) ->
             draft.mkdir()
         _together(wire)
         state = {**_weights(run, optimizer, only_owned=True), **_buffers(run, wire, only_owned=True)}
-        save_tensors(
-            state, storage_writer=FileSystemWriter(draft), planner=BoxSaver(), no_dist=wire.size == 1
-        )
+        with _quiet():
+            save_tensors(
+                state, storage_writer=FileSystemWriter(draft), planner=BoxSaver(), no_dist=wire.size == 1
+            )
         if wire.rank == 0:
             particulars = Particulars(
                 step, run.strategy.graph.name, type(optimizer).__name__, _groups(optimizer)
@@ -88,6 +91,14 @@ def save(folder: Path, run: Run, optimizer: Optimizer, step: int, wire: Wire) ->
     except OSError as error:
         raise CheckpointError(f"{folder}: the checkpoint cannot be written ({error.strerror}).") from error
     return final
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """One process alone is what was meant: torch need not warn of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _together(wire: Wire) -> None:
@@ -155,9 +166,10 @@ def load(folder: Path, run: Run, optimizer: Optimizer, wire: Wire) -> int:
             group.update(saved)
     state = {**_weights(run, optimizer, only_owned=False), **_buffers(run, wire, only_owned=False)}
     try:
-        load_tensors(
-            state, storage_reader=FileSystemReader(path), planner=BoxLoader(), no_dist=wire.size == 1
-        )
+        with _quiet():
+            load_tensors(
+                state, storage_reader=FileSystemReader(path), planner=BoxLoader(), no_dist=wire.size == 1
+            )
     except (OSError, RuntimeError, CheckpointException) as error:
         told = next(iter(str(error).splitlines()), type(error).__name__)
         raise CheckpointError(f"{path}: the checkpoint cannot be read ({told}).") from error

@@ -17,6 +17,7 @@ from soapstone.runtime.actions import Action, Backward, Exchanged, Forward, Repo
 from soapstone.runtime.inputs import Batch
 from soapstone.runtime.ports import added
 from soapstone.runtime.program import Program
+from soapstone.runtime.recording import Recorder
 from soapstone.runtime.wire import Pending, Wire
 
 
@@ -32,6 +33,7 @@ class Executor:
     def __init__(self, program: Program, wire: Wire, seed: int = 0) -> None:
         self.program, self.wire, self.seed = program, wire, seed
         self._random = [run for run in program.links.node_runs.values() if run.op.random]
+        self.recorder: Recorder | None = None
         self._loss: Pending | None = None
         self._sums: list[tuple[SumGradients, Pending]] = []
         self._sums_gradients = True
@@ -73,6 +75,21 @@ class Executor:
         return loss
 
     def _do(self, action: Action) -> None:
+        if self.recorder is None or isinstance(action, ReportLoss):
+            self._run(action)
+            return
+        start, waited = self.recorder.now(), self.wire.waited_s
+        self._run(action)
+        if isinstance(action, Forward | Backward):
+            self.recorder.note(action.task, start + self.wire.waited_s - waited, self.recorder.now())
+        pending = [a.pending for a in action.arrivals] if isinstance(action, Exchanged) else []
+        if isinstance(action, SumGradients) and self._sums:
+            pending.append(self._sums[-1][1])
+        for each in pending:
+            if each is not None:
+                each.on_done = self.recorder.noting(action.task, start)
+
+    def _run(self, action: Action) -> None:
         match action:
             case Forward():
                 action.segment.forward()

@@ -9,12 +9,14 @@ the parts that this rank holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from soapstone.errors import TrainingError
+from soapstone.machine.checks import did_you_mean
 from soapstone.ops.box import Box, slices
 from soapstone.runtime.weights import Held, Holding
 from soapstone.runtime.wire import Wire
@@ -33,7 +35,27 @@ ELEMENTWISE = (
     torch.optim.Rprop,
 )
 
+NAMED: Mapping[str, tuple[Callable[..., Optimizer], Mapping[str, float]]] = MappingProxyType(
+    {
+        "sgd": (torch.optim.SGD, {}),
+        "momentum": (torch.optim.SGD, {"momentum": 0.9}),
+        "adam": (torch.optim.Adam, {}),
+        "adamw": (torch.optim.AdamW, {}),
+    }
+)
+"""What the command line offers: torch's class, and what it is told beside the learning rate."""
+
 OptimizerOf = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+def optimizer_named(name: str, lr: float) -> OptimizerOf:
+    """A function that makes the optimizer of a name."""
+    if name not in NAMED:
+        raise TrainingError(f"there is no optimizer {name!r}{did_you_mean(name, NAMED)}")
+    if not lr >= 0:
+        raise TrainingError(f"a learning rate is 0 or more, not {lr}")
+    kind, arguments = NAMED[name]
+    return lambda parameters: kind(parameters, lr=lr, **arguments)
 
 
 def localized(

@@ -59,3 +59,11 @@ def session(device: str = "cpu", timeout_s: float = TIMEOUT_S) -> Iterator[Wire]
     finally:
         if dist.is_initialized() and not had_one:
             dist.destroy_process_group()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw torch's random numbers from a seed within, so that all ranks make the same model."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

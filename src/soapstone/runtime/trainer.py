@@ -24,8 +24,11 @@ from soapstone.runtime import checkpoint
 from soapstone.runtime.gathering import gathered, write_safetensors
 from soapstone.runtime.inputs import Batch
 from soapstone.runtime.optimizing import OptimizerOf, clip, localized
+from soapstone.runtime.recording import Recorder, gathered_spans, recorded
 from soapstone.runtime.run import Run, State, started
 from soapstone.runtime.wire import Wire
+from soapstone.sim.reference import Timeline
+from soapstone.tasks.task import TaskGraph, TaskKind
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Trainer:
                 f" start {devices}, one for each device"
             )
         self.plan, self.wire, self.options = plan, wire, options or Options()
-        simulated = plan.simulated()
+        self.simulated = simulated = plan.simulated()
         self.run: Run = started(
             plan.strategy,
             simulated.tasks,
@@ -74,6 +77,13 @@ class Trainer:
 
     def step(self, batch: Batch | Sequence[Batch]) -> float:
         """Train on a batch (on `accumulate` of them, in a list) and give its loss."""
+        try:
+            return self._step(batch)
+        except Exception as error:
+            self.wire.tell(str(error) or type(error).__name__)
+            raise
+
+    def _step(self, batch: Batch | Sequence[Batch]) -> float:
         batches: list[Any] = [batch] if self.options.accumulate == 1 else list(batch)
         if len(batches) != self.options.accumulate:
             raise TrainingError(
@@ -89,9 +99,30 @@ class Trainer:
                 holding.parameter.grad = torch.zeros_like(holding.parameter)
         if self.options.clip_norm is not None:
             clip(self.run.held, self.wire, self.options.clip_norm)
-        self.optimizer.step()
+        self._update()
         self.steps_done += 1
         return loss
+
+    def _update(self) -> None:
+        recorder = self.run.executor.recorder
+        start = 0.0 if recorder is None else recorder.now()
+        self.optimizer.step()
+        if recorder is not None:
+            for number, task in enumerate(self.simulated.tasks.tasks):
+                if task.kind is TaskKind.UPDATE and task.key[-1] == self.wire.rank:
+                    recorder.note(number, start, recorder.now())
+
+    def traced_step(self, batch: Batch) -> tuple[float, TaskGraph, Timeline]:
+        """A step with its real timeline: the loss, the task graph with real durations, and the times.
+        Make the trainer with `fuse=False`, or tasks that were taken back together have one time."""
+        recorder = self.run.executor.recorder = Recorder()
+        recorder.begin(self.wire)
+        try:
+            loss = self.step(batch)
+        finally:
+            self.run.executor.recorder = None
+        spans = gathered_spans(recorder.spans, self.wire)
+        return loss, *recorded(self.simulated.tasks, spans)
 
     def train(self, batches: Iterable[Batch]) -> list[float]:
         """Train on all batches; the losses."""

@@ -12,9 +12,9 @@ asks the others what they were waiting for and says it in one sentence.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from time import monotonic, sleep
+from time import monotonic, perf_counter, sleep
 from typing import Any
 
 import torch
@@ -30,21 +30,30 @@ GATHERING_S = 2.0
 """[choice] How long rank 0 waits for the others to say what they were waiting for."""
 
 
+_WAITED, _FAILED = "soapstone/waited/", "soapstone/failed/"
+"""Under these names ranks leave in the store what they waited for, and why they ended."""
+
+
 class Pending:
     """A message or collective under way; `wait` gives the tensor that it brings."""
 
-    __slots__ = ("buffer", "what", "wire", "work")
+    __slots__ = ("buffer", "on_done", "what", "wire", "work")
 
     def __init__(self, wire: Wire, work: Any, buffer: Tensor, what: str) -> None:
         self.wire, self.work, self.buffer, self.what = wire, work, buffer, what
+        self.on_done: Callable[[], None] | None = None
 
     def wait(self) -> Tensor:
         """The tensor, once it is there."""
         if self.work is not None:
+            start = perf_counter()
             try:
                 self.work.wait()
             except RuntimeError as error:
                 raise self.wire.failure(self.what, error) from error
+            self.wire.waited_s += perf_counter() - start
+        if self.on_done is not None:
+            self.on_done()
         device = self.wire.device
         return self.buffer if self.buffer.device == device else self.buffer.to(device)
 
@@ -61,6 +70,7 @@ class Wire:
         self.host = torch.device("cpu") if backend == "gloo" else self.device
         self._groups: dict[tuple[int, ...], Any] = {}
         self._sent: list[Pending] = []
+        self.waited_s = 0.0  # in all, since the start
 
     def prepare(self, groups: Iterable[Sequence[int]]) -> None:
         """Make the process groups that will be needed; every rank must ask for the same ones."""
@@ -134,9 +144,18 @@ class Wire:
         except RuntimeError as error:
             raise self.failure(f"'{what}'", error) from error
 
+    def tell(self, sentence: str) -> None:
+        """Say why this rank ends, for rank 0 to repeat."""
+        if self.size > 1:
+            with contextlib.suppress(RuntimeError, ValueError, AttributeError):
+                dist.distributed_c10d._get_default_store().set(f"{_FAILED}{self.rank}", sentence)
+
     def failure(self, what: str, error: RuntimeError) -> TrainingError:
         """What to say when a wait failed; rank 0 says it for all."""
-        waited = {self.rank: what, **self._waits_of_others(what)}
+        others, failed = self._said_by_others(what)
+        if failed:
+            return TrainingError("; ".join(f"rank {rank}: {failed[rank]}" for rank in sorted(failed)))
+        waited = {self.rank: what, **others}
         gone = [rank for rank in range(self.size) if rank not in waited]
         told = "; ".join(f"rank {rank} waited for {waited[rank]}" for rank in sorted(waited))
         came_to_nothing = "timed out" in str(error).lower()
@@ -146,17 +165,20 @@ class Wire:
         why = f"did not answer for {self.timeout_s:g} s" if came_to_nothing else "ended"
         return TrainingError(f"training stopped because {names} {why}: {told}")
 
-    def _waits_of_others(self, what: str) -> dict[int, str]:
-        """What the other ranks say they were waiting for; on rank 0 only, the others just say it."""
-        found: dict[int, str] = {}
+    def _said_by_others(self, what: str) -> tuple[dict[int, str], dict[int, str]]:
+        """What the other ranks were waiting for, and why any of them ended; only rank 0 asks, the others
+        just say what they waited for."""
+        waited: dict[int, str] = {}
+        failed: dict[int, str] = {}
         with contextlib.suppress(RuntimeError, ValueError, AttributeError):
             store = dist.distributed_c10d._get_default_store()
-            store.set(f"soapstone/waited/{self.rank}", what)
+            store.set(f"{_WAITED}{self.rank}", what)
             until = monotonic() + GATHERING_S
-            while self.rank == 0 and monotonic() < until and len(found) < self.size - 1:
+            while self.rank == 0 and monotonic() < until and len(waited) + len(failed) < self.size - 1:
                 for rank in range(1, self.size):
-                    key = f"soapstone/waited/{rank}"
-                    if rank not in found and store.check([key]):
-                        found[rank] = store.get(key).decode()
+                    for prefix, found in ((_FAILED, failed), (_WAITED, waited)):
+                        key = f"{prefix}{rank}"
+                        if rank not in found and store.check([key]):
+                            found[rank] = store.get(key).decode()
                 sleep(0.05)
-        return found
+        return waited, failed
