@@ -11,6 +11,7 @@ from torch import Tensor
 from soapstone.graph import Graph, Operand, Role
 from soapstone.ops.box import Box, whole
 from soapstone.runtime.actions import Action, Backward, Exchanged, Forward, ReportLoss, SumGradients
+from soapstone.runtime.buckets import bucketed
 from soapstone.runtime.inputs import FreeValues
 from soapstone.runtime.linking import Links, Where
 from soapstone.runtime.listing import Listed, listed
@@ -71,7 +72,8 @@ class Program:
         self.regions = found_regions(links, tasks, fuse)
         for where in links.local:
             self._build(where)
-        self.actions: list[Action] = self._actions(tasks)
+        actions = self._actions(tasks)
+        self.actions: list[Action] = bucketed(actions, self.graph) if fuse else actions
 
     # -- the loss -----------------------------------------------------------------------------------
 
