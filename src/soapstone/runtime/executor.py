@@ -62,11 +62,15 @@ class Executor:
         for run in self._random:
             run.seed = seed_of(self.seed, step, f"{run.node.name}/{number}" if number else run.node.name)
         self._fired = dict.fromkeys(self._fired, 0)
-        actions, self._cursor = self.program.actions, 0
+        actions, self._cursor, released = self.program.actions, 0, 0
         while self._cursor < len(actions):
             action = actions[self._cursor]
             self._cursor += 1
             self._do(action)
+            while released < self._cursor:
+                for port in self.program.releases[released]:
+                    port.clear()
+                released += 1
         self._keep_buffers()
         self.wire.settle()
         assert self._loss is not None

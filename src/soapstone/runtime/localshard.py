@@ -74,6 +74,8 @@ class Made:
     name: str
     outlet: Outlet
     givers: list[Giver] = field(default_factory=list)
+    is_read_within: bool = True  # by a later node of the block
+    is_left: bool = True  # for others
 
 
 class NodeRun:
@@ -142,8 +144,10 @@ class LocalSegment:
 
     def keep(self, made: Made, tensor: Tensor) -> None:
         """Put a value where others find it, and remember that its gradient is wanted."""
-        self.shard.values[made.name] = tensor
-        made.outlet.put(tensor)
+        if made.is_read_within:
+            self.shard.values[made.name] = tensor
+        if made.is_left:
+            made.outlet.put(tensor)
         if self.region is not None:
             self.region.root(tensor, made.givers)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,8 +28,10 @@ from soapstone.runtime.localshard import (
     linked_box,
     weight_part,
 )
-from soapstone.runtime.ports import Outlet, index_of
+from soapstone.runtime.ports import Inbox, Outlet, Port, index_of
+from soapstone.runtime.region import Region
 from soapstone.runtime.regions import drop_part, found_regions, linked_writer
+from soapstone.runtime.releasing import releases
 from soapstone.runtime.weights import Held, Piece, Reader, Weights
 from soapstone.strategy.blocks import free_values
 from soapstone.tasks.placed import FORWARD
@@ -68,12 +71,14 @@ class Program:
         self.seeds: list[Seed] = []
         self.loss_outlets = self._loss()
         self.shards: dict[Where, LocalShard] = {}
+        self._read_by: dict[LocalSegment, list[Port]] = {}
         tasks = listed(links, weights, order)
         self.regions = found_regions(links, tasks, fuse)
         for where in links.local:
             self._build(where)
         actions = self._actions(tasks)
         self.actions: list[Action] = bucketed(actions, self.graph) if fuse else actions
+        self.releases = self._releases()
 
     # -- the loss -----------------------------------------------------------------------------------
 
@@ -95,6 +100,26 @@ class Program:
                 self.seeds.append(seed)
         counted = [(writer.number, *pair) for pair in first.values()]
         return [self.links.made[w, name].outlet for w in counted if self.links.device_of(w) == self.rank]
+
+    def _releases(self) -> list[list[Port]]:
+        """The ports to be emptied after each action."""
+        taken: dict[Region, list[Port]] = {}
+        for (where, segment), region in self.regions.items():
+            placed = self.links.block(where)
+            for n, node in enumerate(placed.block.nodes):
+                if placed.segments.writes_in[n] == segment:
+                    givers = [g for name in node.outputs for g in self.links.made[where, name].givers]
+                    taken.setdefault(region, []).extend(g for g in givers if isinstance(g, Inbox | Outlet))
+        for (where, n), statistics in self.links.statistics.items():
+            before = self.regions.get((where, self.links.block(where).segments.reads_in[n]))
+            if before is not None and statistics.total is not None:
+                taken.setdefault(before, []).append(statistics.total)
+        return releases(self.actions, self._read_by, taken, self._kept())
+
+    def _kept(self) -> list[Outlet]:
+        """What is needed until the end of the step: the loss, and what buffers will hold."""
+        names = {self.graph.loss, *self.graph.updates.values()}
+        return [made.outlet for (_, name), made in self.links.made.items() if name in names]
 
     # -- the order ----------------------------------------------------------------------------------
 
@@ -126,6 +151,9 @@ class Program:
         """The segments of a local shard, with the actions of each."""
         placed = self.links.block(where)
         shard = self.shards[where] = LocalShard(placed.name_of(where[1], where[2], 0))
+        last = {
+            o: n for n, node in enumerate(placed.block.nodes) for o in node.reads if o in placed.block.writes
+        }
         shard.segments = [
             LocalSegment(shard, self.regions.get((where, s))) for s in range(placed.segments.count)
         ]
@@ -134,14 +162,28 @@ class Program:
             reads = [self._read(where, n, i) for i in range(len(run.node.operands))]
             run.reads = reads
             made = [self.links.made[where, name] for name in run.node.outputs]
-            first, last = placed.segments.reads_in[n], placed.segments.writes_in[n]
-            segments = shard.segments[first : last + 1]
+            for each in made:
+                each.is_read_within = each.name in last
+                each.is_left = id(each.outlet) in self._left
+            first, end = placed.segments.reads_in[n], placed.segments.writes_in[n]
+            segments = shard.segments[first : end + 1]
+            self._read_by.setdefault(segments[-1], []).extend(each.outlet for each in made)
             if (where, n) in self.links.statistics:
                 self._add_statistics(where, n, segments, made)
-            elif first == last:
+            elif first == end:
                 segments[0].actions.append(_computing(run, segments[0], made))
             else:
                 self._add_partial(where, run, segments, made)
+            done = [name for name, reader in last.items() if reader == n and name in placed.block.writes]
+            if done:
+                segments[-1].actions.append(_dropping(shard, done))
+
+    @cached_property
+    def _left(self) -> set[int]:
+        """The ids of the outlets that somebody takes from."""
+        found = {id(port) for inbox in self.links.inboxes.values() for port, _, _ in inbox.parts}
+        found |= self.links.sent
+        return found | {id(outlet) for outlet in self._kept()}
 
     def _add_partial(
         self, where: Where, run: NodeRun, segments: Sequence[LocalSegment], made: Sequence[Made]
@@ -164,6 +206,7 @@ class Program:
 
         before.actions.append(compute)
         after.actions.append(go_on)
+        self._read_by.setdefault(after, []).extend([*partials, *sums])
 
     def _add_statistics(
         self, where: Where, n: int, segments: Sequence[LocalSegment], made: Sequence[Made]
@@ -177,6 +220,7 @@ class Program:
         ]
         before.actions.append(lambda: statistics.before(before))
         after.actions.append(lambda: statistics.after(after, again, made))
+        self._read_by.setdefault(after, []).extend([statistics.own, *statistics.parts])
 
     def _read_again(
         self, read: Read, operand: Operand, before: LocalSegment, after: LocalSegment
@@ -241,6 +285,7 @@ class Program:
         inbox = self.links.inboxes[name, box]
         gradient = self.links.gradients.get((where, n, i))
         region = self.regions.get(task)
+        self._read_by.setdefault(self.shards[where].segments[task[1]], []).append(inbox)
         if gradient is not None and region is not None:
             writer = linked_writer(self.links, gradient)
             if writer is not None and self.regions.get(writer) is region:
@@ -249,6 +294,16 @@ class Program:
                 assert isinstance(port, Outlet)
                 return linked_box(port, index)
         return leaf_box(inbox, region, gradient)
+
+
+def _dropping(shard: LocalShard, names: Sequence[str]) -> Callable[[], None]:
+    """Let go of values that no later node of the shard reads."""
+
+    def drop() -> None:
+        for name in names:
+            shard.values.pop(name, None)
+
+    return drop
 
 
 def _computing(run: NodeRun, segment: LocalSegment, made: Sequence[Made]) -> Callable[[], None]:

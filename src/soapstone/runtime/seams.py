@@ -82,6 +82,7 @@ class Statistics:
         if segment.region is not None:
             stats = segment.region.leaf(stats.flatten(), self.gradient).view(stats.shape)
         operands = [read(operand) for read, operand in zip(reads, self.node.operands, strict=True)]
+        self.node.operands = []
         for each, tensor in zip(made, self.node.compute(operands, stats), strict=True):
             segment.keep(each, tensor)
 
