@@ -97,6 +97,7 @@ def _placement(graph: Graph, block: Block, devices: int) -> Placement:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--losses", type=Path, help="write the losses of all steps here, as JSON")
     arguments = parser.parse_args()
 
@@ -104,7 +105,7 @@ def main() -> None:
     model = LeNet()
     plan = plan_for(model, int(os.environ.get("WORLD_SIZE", "1")))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    trainer = soapstone.parallelize(model, plan, optimizer=optimizer)
+    trainer = soapstone.parallelize(model, plan, optimizer=optimizer, device=arguments.device)
 
     images, labels = digits()
     losses = [trainer.step(batch) for batch in batches(images[TESTED:], labels[TESTED:], arguments.epochs)]
