@@ -111,6 +111,36 @@ def test_devices_that_do_nothing_change_nothing(ranks: Ranks, tmp_path: Path) ->
     assert_same(ours, trained_plainly(module, batches[:3], recipe))
 
 
+class Remembering(nn.Module):
+    """A buffer that one layer changes and another reads in the next step."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        y = F.relu(self.first(x))
+        out = self.second(y - self.mean)
+        self.mean.copy_(0.5 * self.mean + 0.5 * y.detach().mean(0))
+        return F.mse_loss(out, target)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_buffer_changed_on_one_rank_is_read_on_another(seed: int, ranks: Ranks, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Remembering().double()
+    batches = [(torch.randn(4, 8).double(), torch.randn(4, 4).double()) for _ in range(4)]
+    captured = capture(module, batches[0], "remembering")
+    assert captured.graph.updates
+    recipe = Recipe("SGD", {"lr": 0.1})
+    strategy = random_strategy(captured.graph, 3, Random(seed))
+    ours = trained_by_ranks(ranks, strategy, 3, captured, module, batches, recipe, tmp_path)
+    assert_same(ours, trained_plainly(module, batches, recipe))
+
+
 def interpreted_loss(graph: Graph, captured: Captured, seed: int) -> Any:
     """The loss of the graph run whole, with the random numbers that every strategy must draw."""
 

@@ -37,7 +37,7 @@ from soapstone.files import replace_text
 from soapstone.graph import Role, Value
 from soapstone.ops.box import Box, relative_to, shape_of, slices
 from soapstone.runtime.boxed import Boxed, BoxLoader, BoxSaver
-from soapstone.runtime.gathering import buffer_owners
+from soapstone.runtime.buffers import owners
 from soapstone.runtime.run import Run
 from soapstone.runtime.stored import stored_boxes
 from soapstone.runtime.weights import Holding
@@ -285,10 +285,10 @@ def _buffers(run: Run, wire: Wire, *, only_owned: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for value in run.strategy.graph.with_role(Role.BUFFER):
         tensor = run.free.buffers[value.name]
-        owners = buffer_owners(run, value.name) if only_owned else []
-        mine = {box: tensor[slices(box)] for box, owner in owners if owner == wire.rank}
+        owned = owners(run.executor.program.links, value.name) if only_owned else []
+        mine = {box: tensor[slices(box)] for box, owner in owned if owner == wire.rank}
         for source in value.sources:
-            if not owners and (wire.rank == 0 or not only_owned):
+            if not owned and (wire.rank == 0 or not only_owned):
                 found[f"model.{source}"] = tensor
             elif mine:
                 found[f"model.{source}"] = Boxed(value.shape, tensor.dtype, mine)

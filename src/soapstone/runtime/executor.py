@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from soapstone.runtime.actions import Action, Backward, Exchanged, Forward, ReportLoss, SumGradients
+from soapstone.runtime.buffers import Buffers
 from soapstone.runtime.inputs import Batch
 from soapstone.runtime.ports import added
 from soapstone.runtime.program import Program
@@ -33,6 +34,7 @@ class Executor:
     def __init__(self, program: Program, wire: Wire, seed: int = 0) -> None:
         self.program, self.wire, self.seed = program, wire, seed
         self._random = [run for run in program.links.node_runs.values() if run.op.random]
+        self.buffers = Buffers(program.links, program.free)
         self.recorder: Recorder | None = None
         self._loss: Pending | None = None
         self._sums: list[tuple[SumGradients, Pending]] = []
@@ -71,7 +73,7 @@ class Executor:
                 for port in self.program.releases[released]:
                     port.clear()
                 released += 1
-        self._keep_buffers()
+        self.buffers.update(self.wire)
         self.wire.settle()
         assert self._loss is not None
         loss, self._loss = self._loss.wait()[0], None
@@ -213,21 +215,6 @@ class Executor:
         self._loss = self.wire.report(total, "loss")
 
     # -- the end of a pass --------------------------------------------------------------------------
-
-    def _keep_buffers(self) -> None:
-        """Give buffers the values that shards of this rank made for them, and count the step."""
-        free, links = self.program.free, self.program.links
-        for buffer, value in links.graph.updates.items():
-            if value not in links.home:
-                free.buffers[buffer].copy_(free[value])
-                continue
-            for where in reversed(links.local_of[links.home[value].number]):
-                outlet = links.made[where, value].outlet
-                if outlet.tensor is not None:
-                    index = tuple(slice(*interval) for interval in outlet.box)
-                    free.buffers[buffer][index] = outlet.tensor.detach()
-        for buffer, count in links.graph.counters.items():
-            free.buffers[buffer] += count
 
     def _clear(self) -> None:
         for port in self.program.links.ports:

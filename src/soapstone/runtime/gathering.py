@@ -12,7 +12,7 @@ from torch import Tensor
 
 from soapstone.errors import CheckpointError
 from soapstone.graph import Role
-from soapstone.ops.box import Box, shape_of, slices
+from soapstone.ops.box import shape_of, slices
 from soapstone.ops.definitions.dtypes import torch_dtype
 from soapstone.runtime.run import Run
 from soapstone.runtime.wire import Wire
@@ -29,31 +29,13 @@ def gathered(run: Run, wire: Wire) -> dict[str, Tensor]:
                 own = run.held.holding(value.name, box).read(box).detach() if owner == wire.rank else None
                 tensor[slices(box)] = wire.shared(own, shape_of(box), tensor.dtype, owner, value.name)
         elif value.role is Role.BUFFER:
+            run.executor.buffers.share([value.name], wire)
             tensor = run.free.buffers[value.name].clone()
-            for box, owner in buffer_owners(run, value.name):
-                own = tensor[slices(box)] if owner == wire.rank else None
-                tensor[slices(box)] = wire.shared(own, shape_of(box), tensor.dtype, owner, value.name)
         else:
             continue
         stored = tensor.reshape(value.stored_shape or value.shape)
         found.update((source, stored) for source in value.sources)
     return found
-
-
-def buffer_owners(run: Run, name: str) -> list[tuple[Box, int]]:
-    """The boxes of a buffer that a step changes, each with the device whose word counts: the first."""
-    links = run.executor.program.links
-    graph = links.graph
-    if name not in graph.updates or graph.updates[name] not in links.home:
-        return []
-    made = graph.updates[name]
-    writer = links.home[made]
-    node = next(n for n, each in enumerate(writer.block.nodes) if made in each.outputs)
-    boxes = writer.layout.writes(node, writer.block.nodes[node].outputs.index(made))
-    owners: dict[Box, int] = {}
-    for shard, _, device in writer.shards():
-        owners.setdefault(boxes[shard], device)
-    return sorted(owners.items())
 
 
 def write_safetensors(path: Path, state: Mapping[str, Tensor]) -> None:
