@@ -137,8 +137,12 @@ class LocalSegment:
         self._bridges: dict[str, Tensor] = {}
 
     def forward(self) -> None:
-        """Do the actions."""
-        with torch.set_grad_enabled(self.region is not None):
+        """Do the actions; what has no backward pass leaves no trace for one."""
+        if self.region is not None:
+            for action in self.actions:
+                action()
+            return
+        with torch.no_grad():
             for action in self.actions:
                 action()
 
