@@ -188,7 +188,7 @@ class Executor:
         held = self.program.held
         with torch.no_grad():
             found = [held.holding(p.weight, p.box).gradient(p.box).reshape(-1) for p in action.pieces]
-            flat = found[0].clone() if len(found) == 1 else torch.cat(found)
+            flat = found[0] if len(found) == 1 else torch.cat(found)  # one alone is overwritten in place
         self._sums.append(
             (action, self.wire.sum_up(flat, action.ranks, f"{action.pieces[0].weight} gradient"))
         )

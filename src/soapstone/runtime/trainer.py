@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ class Trainer:
             )
         self.plan, self.wire, self.options = plan, wire, options or Options()
         self.simulated = simulated = plan.simulated()
+        wire.agree(_digest(simulated.tasks), "plan")
+        wire.agree(repr(self.options), "set of options")
         self.run: Run = started(
             plan.strategy,
             simulated.tasks,
@@ -145,6 +148,13 @@ class Trainer:
         state = self.state_dict()
         if self.wire.rank == 0:
             write_safetensors(Path(path), state)
+
+
+def _digest(tasks: TaskGraph) -> str:
+    """A short text that differs for plans whose tasks differ in kind, place or time."""
+    return blake2b(
+        repr([(task.key, task.resource, task.duration_s) for task in tasks.tasks]).encode()
+    ).hexdigest()
 
 
 def _are(ranks: int) -> str:

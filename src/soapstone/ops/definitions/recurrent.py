@@ -45,9 +45,10 @@ def _lstm_cell(
     b_hh: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     if h.shape[1] == c.shape[1]:  # all hidden units: torch's own, in one call
-        flat = (w.flatten(0, 1) for w in (w_ih, w_hh))
-        h, c = torch.lstm_cell(x, (h, c), *flat, _flat(b_ih), _flat(b_hh))
-        return h, c
+        made: tuple[Tensor, Tensor] = torch.lstm_cell(
+            x, (h, c), w_ih.flatten(0, 1), w_hh.flatten(0, 1), _flat(b_ih), _flat(b_hh)
+        )
+        return made
     if x.is_cuda:
         b_ih, b_hh = _flat(b_ih), _flat(b_hh)
         h, c, _ = torch.ops.aten._thnn_fused_lstm_cell(_gates(x, w_ih), _gates(h, w_hh), c, b_ih, b_hh)
@@ -82,10 +83,6 @@ def _gru_cell(
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> Tensor:
-    if h.shape[1] == c.shape[1]:  # all hidden units: torch's own, in one call
-        flat = (w.flatten(0, 1) for w in (w_ih, w_hh))
-        h, c = torch.lstm_cell(x, (h, c), *flat, _flat(b_ih), _flat(b_hh))
-        return h, c
     if x.is_cuda:
         b_ih, b_hh = _flat(b_ih), _flat(b_hh)
         h, _ = torch.ops.aten._thnn_fused_gru_cell(_gates(x, w_ih), _gates(h, w_hh), own, b_ih, b_hh)
