@@ -124,3 +124,29 @@ def test_a_batch_of_another_shape_is_refused(plans: Path, tmp_path: Path) -> Non
     assert done.returncode == 2
     (sentence,) = done.stderr.splitlines()
     assert "has shape [6, 1, 20, 20] where the plan is for [8, 1, 20, 20]" in sentence
+
+
+def test_torchruns_restart_goes_on_from_the_checkpoint(plans: Path, tmp_path: Path) -> None:
+    """A rank is killed; torchrun starts all again; the run ends as if nothing had happened."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = ["--steps", "400", "--lr", "0.05", "--checkpoint", str(tmp_path), "--every", "25", "--json"]
+    command = [
+        *torchrun,
+        "--max-restarts",
+        "1",
+        "-m",
+        "soapstone",
+        "train",
+        str(plans / "plan2.json"),
+        *options,
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + PATIENCE_S
+        while not (tmp_path / "latest").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        os.kill(children(process.pid)[-1], signal.SIGKILL)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    done = json.loads(out)
+    assert done["steps"] == 400
+    assert done["first_step"] > 1
