@@ -13,6 +13,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from soapstone.errors import TrainingError
 from soapstone.runtime.wire import TIMEOUT_S, Wire
@@ -32,13 +34,22 @@ def joined(device: str = "cpu", timeout_s: float = TIMEOUT_S) -> Wire:
             device == "cuda" and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
         )
         try:
-            dist.init_process_group("nccl" if own_gpu else "gloo", timeout=timedelta(seconds=timeout_s))
+            _start("nccl" if own_gpu else "gloo", timedelta(seconds=timeout_s))
         except (RuntimeError, ValueError) as error:
             told = next(iter(str(error).splitlines()), type(error).__name__)
             raise TrainingError(f"the ranks did not find each other: {told}") from error
     if not dist.is_initialized():
         return Wire(device=place, timeout_s=timeout_s)
     return Wire(dist.get_rank(), dist.get_world_size(), place, timeout_s)
+
+
+def _start(backend: str, timeout: timedelta) -> None:
+    """Start torch.distributed from the environment. torchrun's store outlives a restart, and ranks that
+    are started again must not read the addresses of those before them."""
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    own = PrefixStore(f"soapstone/attempt{attempt}", store)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
 
 
 def _place(device: str) -> torch.device:
