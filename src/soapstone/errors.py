@@ -34,3 +34,12 @@ class StrategyError(SoapstoneError):
 
 class PlanError(SoapstoneError):
     """A plan, or a file of one, is damaged, foreign or cannot be written."""
+
+
+class TrainingError(SoapstoneError):
+    """A plan cannot be run as asked: wrong number of ranks, wrong batch, a model of another plan, or
+    a run that failed on the way."""
+
+
+class CheckpointError(SoapstoneError):
+    """A checkpoint is damaged, incomplete, of another model, or cannot be written."""

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from soapstone import __version__
-from soapstone.cli import graph, machines, models, simulate
+from soapstone.cli import graph, machines, models, simulate, train
 from soapstone.cli.outcome import exit_code
 
 DESCRIPTION = """
-Decide how to split a deep-learning model over many devices.
+Decide how to split a deep-learning model over many devices, and train it that way.
 
 Examples:
 
@@ -20,6 +20,7 @@ Examples:
     soapstone graph lenet --tiny          what was captured of one of them
     soapstone machine show p100:4x4       a cluster: devices, links, routes
     soapstone simulate plan.json          one training iteration: time, traffic, memory
+    soapstone train plan.json             train it, one process for each device
 """
 
 app = typer.Typer(
@@ -29,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (models, graph, machines, simulate):
+for command in (models, graph, machines, simulate, train):
     command.register(app)
 
 

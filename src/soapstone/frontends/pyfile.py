@@ -57,6 +57,12 @@ def called(path: Path, function: str, batch: int | None) -> Made:
     return Made(checked, tensors, names, loss, arguments.get("batch"))
 
 
+def function_of(path: Path, function: str) -> Callable[..., Any]:
+    """A function of a person's file."""
+    with _importing_from(path.parent):
+        return _function(_loaded(path), path, function)
+
+
 @contextmanager
 def _importing_from(folder: Path) -> Iterator[None]:
     """Modules beside the file can be imported, and none leaves compiled code beside it."""

@@ -83,7 +83,11 @@ class Shard:
 
     def pads(self, operand: int) -> tuple[tuple[int, int], ...]:
         """How far the shard reads past both borders of each axis of an operand."""
-        return self.signature.read(operand, self.box).pads
+        return self._pads[operand]
+
+    @cached_property
+    def _pads(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        return tuple(self.signature.read(i, self.box).pads for i in range(len(self.signature.shapes)))
 
     @property
     def is_whole(self) -> bool:

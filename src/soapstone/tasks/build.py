@@ -29,7 +29,7 @@ from soapstone.ops.box import Box, Interval, contains, intersection, shape_of, v
 from soapstone.strategy.blocks import free_values
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.buffers import Ends, Ledger, Slot, nothing
-from soapstone.tasks.exchange import Move, Pattern, Sink, Source, exchange
+from soapstone.tasks.exchange import Exchange, Move, Pattern, Sink, Source, exchange
 from soapstone.tasks.placed import BACKWARD, FORWARD, SEAM, UPDATE, VALUE, WEIGHT, Placed
 from soapstone.tasks.segments import Seam, segmented
 from soapstone.tasks.task import BufferKind, Key, Task, TaskGraph, TaskKind
@@ -72,6 +72,7 @@ class _Builder:
         }
         self.tasks: dict[Key, Task] = {}
         self.after: dict[Key, set[Key]] = {}
+        self.exchanges: dict[Key, Exchange] = {}
         self.ledger = Ledger(self.graph)
         self.seconds: dict[tuple[object, ...], float | None] = {}
 
@@ -97,7 +98,7 @@ class _Builder:
         resources = [device.name for device in self.machine.devices] + [
             link.name for link in self.machine.links
         ]
-        return TaskGraph(tasks, tuple(resources), self.ledger.buffers())
+        return TaskGraph(tasks, tuple(resources), self.ledger.buffers(), self.exchanges)
 
     # -- adding -------------------------------------------------------------------------------------
 
@@ -398,7 +399,7 @@ class _Builder:
         ends: Ends,
     ) -> None:
         """The tasks of an exchange, between those that give and those that take."""
-        found = exchange(sources, sinks, self.machine)
+        found = self.exchanges[base] = exchange(sources, sinks, self.machine)
         for source, sink in found.local:
             for key in ends.takes(sink):
                 self._wait(key, ends.gives(source, sinks[sink].device))

@@ -22,7 +22,7 @@ of devices moves one box, all of one size, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from soapstone.machine import Machine
@@ -57,10 +57,23 @@ class Pattern(StrEnum):
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """A box on its way from one device to another: the sources added up in it, and the sinks it is for
+    (by number)."""
+
+    sender: int
+    receiver: int
+    box: Box
+    sources: tuple[int, ...]
+    sinks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Move:
     """Elements on their way: `elements` per pair of devices, from sources to sinks (by number).
 
-    `devices` are (sender, receiver) of a transfer, and the ring of a collective.
+    `devices` are (sender, receiver) of a transfer, and the ring of a collective; `transfers` are what
+    it consists of, for a runtime that must know which box goes where.
     """
 
     pattern: Pattern
@@ -68,6 +81,7 @@ class Move:
     elements: int
     sources: tuple[tuple[int, int], ...]  # (number of the source, device that gives it)
     sinks: tuple[int, ...]
+    transfers: tuple[Transfer, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -77,6 +91,8 @@ class Exchange:
     moves: tuple[Move, ...]
     local: tuple[tuple[int, int], ...]  # (number of the source, number of the sink)
     sink_devices: tuple[int, ...]
+    sources: tuple[Source, ...] = field(default=(), compare=False, repr=False)
+    sinks: tuple[Sink, ...] = field(default=(), compare=False, repr=False)
 
 
 def exchange(sources: Sequence[Source], sinks: Sequence[Sink], machine: Machine) -> Exchange:
@@ -103,7 +119,14 @@ def exchange(sources: Sequence[Source], sinks: Sequence[Sink], machine: Machine)
         for (giver, box), given in parts.items():
             takers.setdefault((giver, sink.device, box, tuple(given)), []).append(k)
     transfers = [
-        Move(Pattern.TRANSFER, (a, b), volume(box), tuple((i, a) for i in given), tuple(taken))
+        Move(
+            Pattern.TRANSFER,
+            (a, b),
+            volume(box),
+            tuple((i, a) for i in given),
+            tuple(taken),
+            (Transfer(a, b, box, given, tuple(taken)),),
+        )
         for (a, b, box, given), taken in sorted(takers.items())
     ]
     boxes = [box for _, _, box, _ in sorted(takers)]
@@ -111,6 +134,8 @@ def exchange(sources: Sequence[Source], sinks: Sequence[Sink], machine: Machine)
         tuple(_with_collectives(transfers, boxes, sources)),
         tuple(sorted(set(local))),
         tuple(s.device for s in sinks),
+        tuple(sources),
+        tuple(sinks),
     )
 
 
@@ -177,7 +202,8 @@ def _with_collectives(
             continue
         devices = tuple(sorted({device for move in group for device in move.devices}))
         sinks = tuple(sorted({sink for move in group for sink in move.sinks}))
-        moves.append(Move(pattern, devices, group[0].elements, tuple(given), sinks))
+        parts = tuple(part for move in group for part in move.transfers)
+        moves.append(Move(pattern, devices, group[0].elements, tuple(given), sinks, parts))
     return moves
 
 

@@ -6,9 +6,11 @@ FlexFlow 5.1, Table 3: exeTime -> `duration_s`, device -> `resource`, I(t) -> `a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+
+from soapstone.tasks.exchange import Exchange
 
 
 class TaskKind(StrEnum):
@@ -69,11 +71,16 @@ class Buffer:
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """All tasks of one iteration, in task order: a task's number in `tasks` is its id."""
+    """All tasks of one iteration, in task order: a task's number in `tasks` is its id.
+
+    `exchanges` are what the communication tasks carry: the key of the tasks of move m of an exchange
+    is the exchange's own key, followed by m and the hop of the ring.
+    """
 
     tasks: tuple[Task, ...]
     resources: tuple[str, ...]
     buffers: tuple[Buffer, ...] = ()
+    exchanges: Mapping[Key, Exchange] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def ids(self) -> Mapping[Key, int]:

@@ -44,6 +44,11 @@ def _lstm_cell(
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    if h.shape[1] == c.shape[1]:  # all hidden units: torch's own, in one call
+        made: tuple[Tensor, Tensor] = torch.lstm_cell(
+            x, (h, c), w_ih.flatten(0, 1), w_hh.flatten(0, 1), _flat(b_ih), _flat(b_hh)
+        )
+        return made
     if x.is_cuda:
         b_ih, b_hh = _flat(b_ih), _flat(b_hh)
         h, c, _ = torch.ops.aten._thnn_fused_lstm_cell(_gates(x, w_ih), _gates(h, w_hh), c, b_ih, b_hh)

@@ -1,0 +1,101 @@
+"""What a user's own script calls: `soapstone.parallelize`.
+
+The parts it joins do not know each other: `frontends` captures the module's constants, `runtime` runs
+the plan. `soapstone/__init__.py` offers it without importing torch before it is used.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from soapstone.errors import TrainingError
+from soapstone.frontends.capture import capture
+from soapstone.frontends.losses import INNER, Loss, WithLoss, with_loss
+from soapstone.graph import Graph, Role
+from soapstone.ops.definitions.dtypes import torch_dtype
+from soapstone.plan import Plan, read_plan
+from soapstone.runtime.optimizing import OptimizerOf
+from soapstone.runtime.run import state_of
+from soapstone.runtime.session import joined
+from soapstone.runtime.trainer import Options, Trainer
+from soapstone.runtime.wire import TIMEOUT_S, Wire
+
+
+def parallelize(  # noqa: PLR0913, one parameter for each thing a user may decide
+    model: nn.Module,
+    plan: Plan | Path | str,
+    *,
+    optimizer: Optimizer | OptimizerOf,
+    loss: str | Loss | None = None,
+    device: str = "cpu",
+    clip_norm: float | None = None,
+    accumulate: int = 1,
+    seed: int = 0,
+    timeout_s: float = TIMEOUT_S,
+    fuse: bool = True,
+    wire: Wire | None = None,
+) -> Trainer:
+    """A Trainer of the model under a plan, on this rank.
+
+    The model is a whole one, the same on every rank (seed its initialisation); the trainer takes from it
+    what this rank needs. `optimizer` is one made for its parameters, or a function that makes one: its
+    parameters become the rank's part of the weights. `loss` is what the plan's capture was told. A rank
+    waits `timeout_s` for another before it gives up. `fuse=False` takes every task back by itself, for
+    traces. Under torchrun the ranks find each other by
+    themselves; `wire` is for those who have joined them already.
+    """
+    found = plan if isinstance(plan, Plan) else read_plan(Path(plan))
+    prefix = INNER if isinstance(model, WithLoss) else ""
+    named: dict[str, Tensor] = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]
+    }
+    parameters = {name: tensor for name, tensor in named.items() if isinstance(tensor, nn.Parameter)}
+    state = state_of(found.graph, named, constants_of(found.graph, model, loss))
+    return Trainer(
+        found,
+        state,
+        parameters,
+        optimizer,
+        wire or joined(device, timeout_s),
+        Options(clip_norm, accumulate, seed, fuse),
+    )
+
+
+def constants_of(graph: Graph, model: nn.Module, loss: str | Loss | None = None) -> Mapping[str, Tensor]:
+    """The elements of a graph's constants (masks, positions, tables), which a plan does not hold: the
+    model is captured once more where there are any."""
+    wanted = [value for value in graph.with_role(Role.CONSTANT) if value.fill is None]
+    if not wanted:
+        return {}
+    inputs = [torch.zeros(v.shape, dtype=torch_dtype(v.dtype)) for v in graph.with_role(Role.INPUT)]
+    names = [value.name for value in graph.with_role(Role.INPUT)]
+    if not isinstance(model, WithLoss):
+        known = inspect.signature(model.forward).parameters
+        by_name = names if list(known)[: len(names)] != names and all(n in known for n in names) else []
+        model, inputs = _wrapped(model, inputs, loss, graph.name, by_name)
+    captured = capture(model, inputs, graph.name, prefix=INNER, input_names=names, samples=graph.sample_count)
+    for value in wanted:
+        found = captured.graph.values.get(value.name)
+        if value.name not in captured.constants or found is None or found.shape != value.shape:
+            raise TrainingError(
+                f"the model has no constant '{value.name}' of shape {list(value.shape)}, which the plan's"
+                " model has: make the plan anew"
+            )
+    return captured.constants
+
+
+def _wrapped(
+    model: nn.Module, inputs: list[Tensor], loss: str | Loss | None, name: str, names: list[str]
+) -> tuple[nn.Module, list[Tensor]]:
+    wrapped, tensors = with_loss(model, inputs, loss, name, names)
+    return wrapped, list(tensors)

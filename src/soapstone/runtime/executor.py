@@ -1,0 +1,225 @@
+"""Walking a program: one step of one rank.
+
+Compute runs in this thread, in order; messages and collectives are posted when their turn comes and
+waited for when somebody takes what they bring. While autograd takes a region back, what stands between
+its tasks in the order is posted as soon as the gradients it needs are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from soapstone.runtime.actions import Action, Backward, Exchanged, Forward, ReportLoss, SumGradients
+from soapstone.runtime.buffers import Buffers
+from soapstone.runtime.inputs import Batch
+from soapstone.runtime.ports import added
+from soapstone.runtime.program import Program
+from soapstone.runtime.recording import Recorder
+from soapstone.runtime.wire import Pending, Wire
+
+
+def seed_of(seed: int, step: int, node: str) -> int:
+    """The seed of a node's random numbers in a step: the same on every rank and for every strategy."""
+    digest = blake2b(f"{seed}/{step}/{node}".encode(), digest_size=6).digest()
+    return int.from_bytes(digest)
+
+
+class Executor:
+    """Runs a program step by step; gradients are left in the parameters."""
+
+    def __init__(self, program: Program, wire: Wire, seed: int = 0) -> None:
+        self.program, self.wire, self.seed = program, wire, seed
+        self._random = [run for run in program.links.node_runs.values() if run.op.random]
+        self.buffers = Buffers(program.links, program.free)
+        self.recorder: Recorder | None = None
+        self._loss: Pending | None = None
+        self._sums: list[tuple[SumGradients, Pending]] = []
+        self._sums_gradients = True
+        self._cursor = 0
+        self._region_end = 0
+        self._ends = self._region_ends()
+        self._fired: dict[str, int] = {}
+        self._expected = self._watch_parameters()
+
+    def gradients(self, batches: Sequence[Batch], step: int) -> Tensor:
+        """Compute the mean gradient over the batches, summed over ranks, and give the mean loss."""
+        for seed in self.program.seeds:
+            seed.scale = 1.0 / len(batches)
+        losses = []
+        for number, batch in enumerate(batches):
+            self._sums_gradients = number == len(batches) - 1
+            losses.append(self._pass(batch, step, number))
+        for action, pending in self._sums:
+            self._put_back(action, pending.wait())
+        self._sums.clear()
+        return torch.stack(losses).sum()
+
+    def _pass(self, batch: Batch, step: int, number: int) -> Tensor:
+        """One forward and backward pass; the loss, divided by the number of batches."""
+        self.program.free.begin(batch)
+        for run in self._random:
+            run.seed = seed_of(self.seed, step, f"{run.node.name}/{number}" if number else run.node.name)
+        self._fired = dict.fromkeys(self._fired, 0)
+        actions, self._cursor, released = self.program.actions, 0, 0
+        while self._cursor < len(actions):
+            action = actions[self._cursor]
+            self._cursor += 1
+            self._do(action)
+            while released < self._cursor:
+                for port in self.program.releases[released]:
+                    port.clear()
+                released += 1
+        self.buffers.update(self.wire)
+        self.wire.settle()
+        assert self._loss is not None
+        loss, self._loss = self._loss.wait()[0], None
+        self._clear()
+        return loss
+
+    def _do(self, action: Action) -> None:
+        if self.recorder is None or isinstance(action, ReportLoss):
+            self._run(action)
+            return
+        start, waited = self.recorder.now(), self.wire.waited_s
+        self._run(action)
+        if isinstance(action, Forward | Backward):
+            self.recorder.note(action.task, start + self.wire.waited_s - waited, self.recorder.now())
+        pending = [a.pending for a in action.arrivals] if isinstance(action, Exchanged) else []
+        if isinstance(action, SumGradients) and self._sums:
+            pending.append(self._sums[-1][1])
+        for each in pending:
+            if each is not None:
+                each.on_done = self.recorder.noting(action.task, start)
+
+    def _run(self, action: Action) -> None:
+        match action:
+            case Forward():
+                action.segment.forward()
+            case Backward():
+                if action.is_first:
+                    self._region_end = self._ends[action.region.number]
+                    action.region.backward()
+                    self._region_end = 0
+            case Exchanged():
+                for arrival in action.arrivals:
+                    arrival.post(self.wire)
+                for departure in action.departures:
+                    departure.post(self.wire)
+            case SumGradients():
+                if self._sums_gradients:
+                    self._sum(action)
+            case ReportLoss():
+                self._report()
+
+    # -- while a region is taken back ---------------------------------------------------------------
+
+    def _region_ends(self) -> dict[int, int]:
+        """For each region the place after its last task; regions with messages inside tell when a
+        gradient is there."""
+        ends: dict[int, int] = {}
+        starts: dict[int, int] = {}
+        for place, action in enumerate(self.program.actions):
+            if isinstance(action, Backward):
+                ends[action.region.number] = place + 1
+                starts.setdefault(action.region.number, place)
+        for action in self.program.actions:
+            if isinstance(action, Backward) and action.is_first:
+                number = action.region.number
+                inside = self.program.actions[starts[number] : ends[number]]
+                if any(isinstance(other, Exchanged) for other in inside):
+                    action.region.on_gradient = self._advance
+        return ends
+
+    def _advance(self) -> None:
+        """Post what stands next in the order, as far as it is ready."""
+        actions = self.program.actions
+        while self._cursor < self._region_end:
+            action = actions[self._cursor]
+            match action:
+                case Backward():
+                    pass
+                case Exchanged() if action.is_ready:
+                    self._do(action)
+                case SumGradients() if self._is_ready(action):
+                    self._do(action)
+                case _:
+                    return
+            self._cursor += 1
+
+    def _watch_parameters(self) -> dict[str, int]:
+        """Let summed parameters tell when their gradient is there; how often each does in a pass."""
+        expected: dict[str, set[int]] = {}
+        for (where, n), run in self.program.links.node_runs.items():
+            placed = self.program.links.block(where)
+            for operand in run.node.operands:
+                if isinstance(operand, str) and operand in self.program.weights.pieces:
+                    segments = range(placed.segments.reads_in[n], placed.segments.writes_in[n] + 1)
+                    for segment in segments:
+                        region = self.program.regions.get((where, segment))
+                        if region is not None:
+                            expected.setdefault(operand, set()).add(region.number)
+        for name in expected:
+            holdings = self.program.held.holdings.get(name, [])
+            if len(holdings) == 1 and any(p.is_summed for p in self.program.weights.pieces[name]):
+                self._fired[name] = 0
+                holdings[0].parameter.register_post_accumulate_grad_hook(self._noting(name))
+        return {name: len(regions) for name, regions in expected.items()}
+
+    def _noting(self, name: str) -> Callable[[Tensor], None]:
+        def note(_: Tensor) -> None:
+            self._fired[name] += 1
+            self._advance()
+
+        return note
+
+    def _is_ready(self, action: SumGradients) -> bool:
+        return all(
+            self._fired.get(piece.weight, -1) >= self._expected.get(piece.weight, 0)
+            for piece in action.pieces
+        )
+
+    # -- sums ---------------------------------------------------------------------------------------
+
+    def _sum(self, action: SumGradients) -> None:
+        held = self.program.held
+        with torch.no_grad():
+            found = [held.holding(p.weight, p.box).gradient(p.box).reshape(-1) for p in action.pieces]
+            flat = found[0] if len(found) == 1 else torch.cat(found)  # one alone is overwritten in place
+        self._sums.append(
+            (action, self.wire.sum_up(flat, action.ranks, f"{action.pieces[0].weight} gradient"))
+        )
+
+    def _put_back(self, action: SumGradients, flat: Tensor) -> None:
+        at = 0
+        with torch.no_grad():
+            for piece in action.pieces:
+                holding = self.program.held.holding(piece.weight, piece.box)
+                target = holding.gradient(piece.box)
+                part = flat[at : at + target.numel()].view(target.shape)
+                at += target.numel()
+                if holding.box == piece.box:
+                    holding.parameter.grad = part
+                else:
+                    target.copy_(part)
+
+    def _report(self) -> None:
+        with torch.no_grad():
+            own = added([outlet.tensor for outlet in self.program.loss_outlets])
+        total = torch.zeros(1, dtype=torch.float64, device=self.wire.device)
+        if own is not None:
+            total += own.detach() * self.program.seeds[0].scale
+        self._loss = self.wire.report(total, "loss")
+
+    # -- the end of a pass --------------------------------------------------------------------------
+
+    def _clear(self) -> None:
+        for port in self.program.links.ports:
+            port.clear()
+        for shard in self.program.shards.values():
+            shard.clear()
+        for statistics in self.program.links.statistics.values():
+            statistics.clear()

@@ -1,0 +1,168 @@
+"""The shards that a rank computes: a block's nodes on one part of their iteration spaces.
+
+A node runs its Op's torch function on the slices that its shard reads. A read is one of
+
+    a number, or an operand left out
+    a free value's part                 made by this rank from the batch
+    a weight's part                     the parameter itself, so that autograd adds to its gradient
+    a value of the shard's own block    as it is, or as a leaf where the two ends lie in two regions
+    a box of another block's value      a leaf, or linked when the two ends lie in one region
+
+Shards of a block that is cut into segments hear from each other in between (`seams`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from soapstone.graph import Node
+from soapstone.ops.op import Shard, summed_points
+from soapstone.runtime.inputs import FreeValues
+from soapstone.runtime.ports import Giver, Inbox, Index, Outlet
+from soapstone.runtime.region import Region
+from soapstone.runtime.weights import Holding
+
+Read = Callable[[], Any]
+"""Gives an operand."""
+
+
+def fixed(value: Any) -> Read:
+    """A number, or None."""
+    return lambda: value
+
+
+def free_part(values: FreeValues, name: str, index: Index) -> Read:
+    """A part of a free value."""
+    return (lambda: values[name]) if index is None else (lambda: values[name][index])
+
+
+def weight_part(holding: Holding, box: Any, contributes: bool) -> Read:
+    """A part of a weight; it gets no gradient from a read that does not contribute."""
+    if contributes and holding.box == box:
+        return lambda: holding.parameter
+    return (lambda: holding.read(box)) if contributes else (lambda: holding.read(box).detach())
+
+
+def linked_box(outlet: Outlet, index: Index) -> Read:
+    """A box of a value of this rank, as autograd sees it."""
+    return lambda: outlet.part(index)
+
+
+def leaf_box(inbox: Inbox, region: Region | None, gradient: Outlet | None) -> Read:
+    """A box of another block's value, as a leaf of the region."""
+
+    def read() -> Tensor:
+        tensor = inbox.take()
+        assert tensor is not None
+        if region is None or gradient is None or not tensor.is_floating_point():
+            return tensor.detach()
+        return region.leaf(tensor, gradient)
+
+    return read
+
+
+@dataclass
+class Made:
+    """A value that a shard writes: where it is left, and who has its gradient."""
+
+    name: str
+    outlet: Outlet
+    givers: list[Giver] = field(default_factory=list)
+    is_read_within: bool = True  # by a later node of the block
+    is_left: bool = True  # for others
+
+
+class NodeRun:
+    """One node of a local shard."""
+
+    def __init__(self, node: Node, shard: Shard) -> None:
+        self.node, self.op, self.shard = node, node.op, shard
+        self.seed = 0  # set anew before each step, for an operator that draws random numbers
+        self.reads: list[Read] = []
+        self.operands: list[Any] = []
+        wanted = {
+            name
+            for name, p in inspect.signature(self.op.torch).parameters.items()
+            if p.kind is p.KEYWORD_ONLY
+        }
+        given = {**self.op.complete(node.attrs), "shard": shard, "count": summed_points(shard.signature)}
+        self.keywords: dict[str, Any] = {name: value for name, value in given.items() if name in wanted}
+        self.takes_stats = "stats" in wanted
+
+    def fetch(self) -> list[Any]:
+        """The operands."""
+        return [read() for read in self.reads]
+
+    def compute(self, operands: Sequence[Any], stats: Tensor | None = None) -> tuple[Any, ...]:
+        """The outputs of this shard."""
+        keywords = self.keywords
+        if self.op.random:
+            fresh = Shard(self.shard.signature, self.shard.box, self.seed, self.shard.dtype)
+            keywords = {**keywords, "shard": fresh} if "shard" in keywords else keywords
+        if self.takes_stats:
+            keywords = {**keywords, "stats": stats}
+        made = self.op.torch(*operands, **keywords)
+        return tuple(made) if isinstance(made, tuple | list) else (made,)
+
+
+class LocalShard:
+    """A copy of a shard of a block on this rank; `values` holds what it has made in this step."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.values: dict[str, Tensor] = {}
+        self.segments: list[LocalSegment] = []
+
+    def clear(self) -> None:
+        """Forget the step."""
+        self.values.clear()
+        for segment in self.segments:
+            segment.clear()
+
+
+class LocalSegment:
+    """What a shard does between two seams: actions in order. `region` is where its backward pass
+    belongs; None if it has none."""
+
+    def __init__(self, shard: LocalShard, region: Region | None) -> None:
+        self.shard, self.region = shard, region
+        self.actions: list[Callable[[], None]] = []
+        self.gradients: dict[str, Outlet] = {}  # of the values of earlier segments that it reads
+        self._bridges: dict[str, Tensor] = {}
+
+    def forward(self) -> None:
+        """Do the actions; what has no backward pass leaves no trace for one."""
+        if self.region is not None:
+            for action in self.actions:
+                action()
+            return
+        with torch.no_grad():
+            for action in self.actions:
+                action()
+
+    def keep(self, made: Made, tensor: Tensor) -> None:
+        """Put a value where others find it, and remember that its gradient is wanted."""
+        if made.is_read_within:
+            self.shard.values[made.name] = tensor
+        if made.is_left:
+            made.outlet.put(tensor)
+        if self.region is not None:
+            self.region.root(tensor, made.givers)
+
+    def bridge(self, name: str, tensor: Tensor, gradient: Outlet) -> Tensor:
+        """A tensor of an earlier segment as a leaf of this one, the same for all who read it here."""
+        if name not in self._bridges:
+            if self.region is None or not tensor.requires_grad:
+                return tensor.detach()
+            self._bridges[name] = self.region.leaf(tensor, gradient)
+        return self._bridges[name]
+
+    def clear(self) -> None:
+        """Forget the step."""
+        self._bridges.clear()

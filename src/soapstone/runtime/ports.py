@@ -1,0 +1,205 @@
+"""Ports: where tensors change hands between the tasks of a rank, and between ranks.
+
+    Outlet      a tensor that a task of this rank leaves for others (a Source of an exchange)
+    Inbox       a box that a task of this rank needs (a Sink), put together from outlets and arrivals
+    Arrival     a box that another rank sends
+    Departure   a box that this rank sends: outlets, added up
+
+Ports are made once; a step fills them and `clear` empties them. A gradient that is None is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from soapstone.ops.box import Box, relative_to, shape_of, slices
+from soapstone.runtime.wire import Pending, Wire
+
+Index = tuple[slice, ...] | None
+"""A part of a tensor; None for all of it."""
+
+
+class Giver(Protocol):
+    """What can be asked for a tensor."""
+
+    def take(self) -> Tensor | None:
+        """The tensor; None for zero."""
+
+
+def index_of(inner: Box, outer: Box) -> Index:
+    """Where a box lies in the tensor that fills another."""
+    return None if inner == outer else slices(relative_to(inner, outer))
+
+
+class Outlet:
+    """A tensor left by a task, with the box it fills."""
+
+    __slots__ = ("box", "is_filled", "tensor")
+
+    def __init__(self, box: Box) -> None:
+        self.box = box
+        self.tensor: Tensor | None = None
+        self.is_filled = False
+
+    def put(self, tensor: Tensor | None) -> None:
+        """Leave a tensor."""
+        self.tensor, self.is_filled = tensor, True
+
+    def take(self) -> Tensor | None:
+        """The tensor that was left."""
+        return self.tensor
+
+    def part(self, index: Index) -> Tensor | None:
+        """A part of the tensor that was left."""
+        return self.tensor if index is None or self.tensor is None else self.tensor[index]
+
+    def clear(self) -> None:
+        """Forget the tensor."""
+        self.tensor, self.is_filled = None, False
+
+
+class Arrival:
+    """A box that another rank sends; it is posted before it is waited for."""
+
+    __slots__ = ("box", "dtype", "name", "peer", "pending", "shape", "tag", "tensor")
+
+    def __init__(self, box: Box, dtype: torch.dtype, peer: int, tag: int, name: str) -> None:
+        self.box, self.dtype, self.peer, self.tag, self.name = box, dtype, peer, tag, name
+        self.shape = shape_of(box)
+        self.pending: Pending | None = None
+        self.tensor: Tensor | None = None
+
+    def post(self, wire: Wire) -> None:
+        """Be ready for the message."""
+        self.pending = wire.receive(self.shape, self.dtype, self.peer, self.tag, self.name)
+
+    def take(self) -> Tensor:
+        """The box, once it is there."""
+        if self.tensor is None:
+            assert self.pending is not None, f"{self.name} is read before it is expected"
+            self.tensor, self.pending = self.pending.wait(), None
+        return self.tensor
+
+    def clear(self) -> None:
+        """Forget the box, once it is there: a receive that is dropped would leave its message behind."""
+        if self.pending is not None:
+            self.pending.wait()
+        self.tensor = self.pending = None
+
+
+class Departure:
+    """A box that this rank sends: the sum of outlets that hold it."""
+
+    __slots__ = ("box", "dtype", "name", "outlets", "peer", "tag")
+
+    def __init__(
+        self, box: Box, dtype: torch.dtype, peer: int, tag: int, name: str, outlets: Sequence[Outlet]
+    ) -> None:
+        self.box, self.dtype, self.peer, self.tag, self.name = box, dtype, peer, tag, name
+        self.outlets = [(outlet, index_of(box, outlet.box)) for outlet in outlets]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all that is to be sent has been left."""
+        return all(outlet.is_filled for outlet, _ in self.outlets)
+
+    def post(self, wire: Wire) -> None:
+        """Send the box."""
+        with torch.no_grad():
+            total = added([outlet.part(index) for outlet, index in self.outlets])
+        if total is None:
+            total = torch.zeros(shape_of(self.box), dtype=self.dtype, device=wire.device)
+        wire.send(total, self.peer, self.tag, self.name)
+
+
+def added(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    """The sum; None where all are. The tensors themselves stay as they are."""
+    total: Tensor | None = None
+    is_own = False
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if total is None:
+            total = tensor
+        elif is_own:
+            total += tensor
+        else:
+            total, is_own = total + tensor, True
+    return total
+
+
+class Inbox:
+    """A box that this rank needs. `adds` says whether what comes is added up or put side by side;
+    contributions are taken in one order on all ranks, that of the devices they come from."""
+
+    __slots__ = ("adds", "box", "device", "dtype", "is_full", "parts", "shape", "tensor")
+
+    def __init__(self, box: Box, dtype: torch.dtype, device: torch.device, adds: bool) -> None:
+        self.box, self.dtype, self.device, self.adds = box, dtype, device, adds
+        self.shape = shape_of(box)
+        self.parts: list[tuple[Outlet | Arrival, Index, Index]] = []  # (from, part of it, place in the box)
+        self.tensor: Tensor | None = None
+        self.is_full = False
+
+    def connect(self, port: Outlet | Arrival, overlap: Box) -> None:
+        """Take this part from a port."""
+        self.parts.append((port, index_of(overlap, port.box), index_of(overlap, self.box)))
+
+    @property
+    def only_outlet(self) -> Outlet | None:
+        """The outlet that has all of the box, if nothing else is needed."""
+        if len(self.parts) != 1:
+            return None
+        port, _, place = self.parts[0]
+        return port if place is None and isinstance(port, Outlet) else None
+
+    @property
+    def arrivals(self) -> list[Arrival]:
+        """What comes from other ranks."""
+        return [port for port, _, _ in self.parts if isinstance(port, Arrival)]
+
+    def take(self) -> Tensor | None:
+        """The box, put together on first use; None when all of it is zero."""
+        if not self.is_full:
+            if len(self.parts) == 1 and self.parts[0][2] is None:
+                port, index, _ = self.parts[0]
+                self.tensor = _part(port.take(), index)
+            else:
+                with torch.no_grad():
+                    self.tensor = self._together()
+            self.is_full = True
+        return self.tensor
+
+    def _together(self) -> Tensor | None:
+        found = [(_part(port.take(), index), place) for port, index, place in self.parts]
+        if all(place is None for _, place in found):
+            tensors = [tensor for tensor, _ in found]
+            return added(tensors) if self.adds else tensors[0]
+        if all(tensor is None for tensor, _ in found):
+            return None
+        make = torch.zeros if self.adds else torch.empty
+        total = make(self.shape, dtype=self.dtype, device=self.device)
+        for tensor, place in found:
+            if tensor is None:
+                continue
+            target = total if place is None else total[place]
+            if self.adds:
+                target += tensor
+            else:
+                target.copy_(tensor)
+        return total
+
+    def clear(self) -> None:
+        """Forget the box."""
+        self.tensor, self.is_full = None, False
+
+
+def _part(tensor: Tensor | None, index: Index) -> Tensor | None:
+    return tensor if tensor is None or index is None else tensor[index]
+
+
+Port = Outlet | Arrival | Inbox

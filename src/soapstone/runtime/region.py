@@ -1,0 +1,69 @@
+"""Regions: runs of compute tasks that autograd takes back in one call.
+
+Inside a region tensors are linked by autograd itself. What enters one is a leaf, whose gradient is left
+in an outlet; what leaves it and carries a gradient is a root, whose gradient is the sum of what its
+givers have. The graphs of two regions never touch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from soapstone.runtime.ports import Giver, Outlet, added
+
+
+class Region:
+    """The roots and leaves of one step, collected by the forward tasks."""
+
+    __slots__ = ("_leaves", "_roots", "number", "on_gradient")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.on_gradient: Callable[[], None] | None = None
+        self._roots: list[tuple[Tensor, Sequence[Giver]]] = []
+        self._leaves: list[tuple[Tensor, Outlet]] = []
+
+    def leaf(self, tensor: Tensor, gradient: Outlet) -> Tensor:
+        """The tensor as it enters the region; its gradient will be left in the outlet."""
+        leaf = tensor.detach().requires_grad_()
+        self._leaves.append((leaf, gradient))
+        if self.on_gradient is not None:
+            leaf.register_post_accumulate_grad_hook(self._noted(gradient))
+        return leaf
+
+    def _noted(self, gradient: Outlet) -> Callable[[Tensor], None]:
+        def note(leaf: Tensor) -> None:
+            gradient.put(leaf.grad)
+            if self.on_gradient is not None:
+                self.on_gradient()
+
+        return note
+
+    def root(self, tensor: Tensor, givers: Sequence[Giver]) -> None:
+        """Let the gradient of a tensor be the sum of what the givers have."""
+        if tensor.requires_grad and givers:
+            self._roots.append((tensor, givers))
+
+    def backward(self) -> None:
+        """Take all gradients back from the roots to the leaves, and to the parameters."""
+        roots, leaves = self._roots, self._leaves
+        self._roots, self._leaves = [], []
+        tensors: list[Tensor] = []
+        gradients: list[Tensor] = []
+        with torch.no_grad():
+            for tensor, givers in roots:
+                gradient = givers[0].take() if len(givers) == 1 else added([g.take() for g in givers])
+                if gradient is not None:
+                    tensors.append(tensor)
+                    gradients.append(gradient)
+        if tensors:
+            torch.autograd.backward(tensors, gradients)
+        for leaf, outlet in leaves:
+            outlet.put(leaf.grad)
+
+    def clear(self) -> None:
+        """Forget a step that was not taken back."""
+        self._roots, self._leaves = [], []

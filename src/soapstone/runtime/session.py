@@ -1,0 +1,80 @@
+"""Joining the other ranks: those that torchrun or `soapstone train` started, or none.
+
+One rank for each device of the plan. gloo serves CPUs, and GPUs that several ranks share (messages are
+then staged in host memory); NCCL serves ranks that have a GPU each.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from soapstone.errors import TrainingError
+from soapstone.runtime.wire import TIMEOUT_S, Wire
+
+DEVICES = ("cpu", "cuda")
+
+
+def joined(device: str = "cpu", timeout_s: float = TIMEOUT_S) -> Wire:
+    """A wire to the ranks of this run; a process that nobody started as one of several is alone."""
+    if device not in DEVICES:
+        raise TrainingError(f"there is no device '{device}': choose one of {', '.join(DEVICES)}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise TrainingError("torch finds no GPU here: train with --device cpu")
+    place = _place(device)
+    if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        own_gpu = (
+            device == "cuda" and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
+        )
+        try:
+            _start("nccl" if own_gpu else "gloo", timedelta(seconds=timeout_s))
+        except (RuntimeError, ValueError) as error:
+            told = next(iter(str(error).splitlines()), type(error).__name__)
+            raise TrainingError(f"the ranks did not find each other: {told}") from error
+    if not dist.is_initialized():
+        return Wire(device=place, timeout_s=timeout_s)
+    return Wire(dist.get_rank(), dist.get_world_size(), place, timeout_s)
+
+
+def _start(backend: str, timeout: timedelta) -> None:
+    """Start torch.distributed from the environment. torchrun's store outlives a restart, and ranks that
+    are started again must not read the addresses of those before them."""
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    own = PrefixStore(f"soapstone/attempt{attempt}", store)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
+
+
+def _place(device: str) -> torch.device:
+    if device == "cpu":
+        return torch.device("cpu")
+    place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(place)
+    return place
+
+
+@contextmanager
+def session(device: str = "cpu", timeout_s: float = TIMEOUT_S) -> Iterator[Wire]:
+    """A wire for as long as the context lasts."""
+    had_one = dist.is_initialized()
+    wire = joined(device, timeout_s)
+    try:
+        yield wire
+    finally:
+        if dist.is_initialized() and not had_one:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw torch's random numbers from a seed within, so that all ranks make the same model."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,161 @@
+"""A Trainer: what a user holds while training under a plan, one on each rank.
+
+trainer = soapstone.parallelize(model, plan, optimizer=torch.optim.AdamW(model.parameters()))
+for batch in batches:
+    loss = trainer.step(batch)
+model.load_state_dict(trainer.state_dict())
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from soapstone.errors import TrainingError
+from soapstone.plan import Plan
+from soapstone.runtime import checkpoint
+from soapstone.runtime.gathering import gathered, write_safetensors
+from soapstone.runtime.inputs import Batch
+from soapstone.runtime.optimizing import OptimizerOf, clip, localized
+from soapstone.runtime.recording import Recorder, gathered_spans, recorded
+from soapstone.runtime.run import Run, State, started
+from soapstone.runtime.wire import Wire
+from soapstone.sim.reference import Timeline
+from soapstone.tasks.task import TaskGraph, TaskKind
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to train, beside the optimizer: clip gradients to this norm; the mean gradient of so many
+    batches for each step; the seed of dropout; whether runs of tasks are taken back together."""
+
+    clip_norm: float | None = None
+    accumulate: int = 1
+    seed: int = 0
+    fuse: bool = True
+
+
+class Trainer:
+    """Training under a plan, as one rank sees it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        state: State,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: Optimizer | OptimizerOf,
+        wire: Wire,
+        options: Options | None = None,
+    ) -> None:
+        devices = len(plan.machine.devices)
+        if wire.size != devices:
+            raise TrainingError(
+                f"the plan is for {devices} device{'s' if devices > 1 else ''} and there {_are(wire.size)}:"
+                f" start {devices}, one for each device"
+            )
+        self.plan, self.wire, self.options = plan, wire, options or Options()
+        self.simulated = simulated = plan.simulated()
+        wire.agree(_digest(simulated.tasks), "plan")
+        wire.agree(repr(self.options), "set of options")
+        self.run: Run = started(
+            plan.strategy,
+            simulated.tasks,
+            simulated.timeline,
+            state,
+            wire,
+            seed=self.options.seed,
+            fuse=self.options.fuse,
+        )
+        sources = {s: v.name for v in plan.graph.values.values() for s in v.sources}
+        self.optimizer = localized(optimizer, parameters, sources, self.run.held)
+        self.steps_done = 0
+
+    def step(self, batch: Batch | Sequence[Batch]) -> float:
+        """Train on a batch (on `accumulate` of them, in a list) and give its loss."""
+        try:
+            return self._step(batch)
+        except Exception as error:
+            self.wire.tell(str(error) or type(error).__name__)
+            raise
+
+    def _step(self, batch: Batch | Sequence[Batch]) -> float:
+        batches: list[Any] = [batch] if self.options.accumulate == 1 else list(batch)
+        if len(batches) != self.options.accumulate:
+            raise TrainingError(
+                f"a step takes {self.options.accumulate} batches, not {len(batches)}: see `accumulate`"
+            )
+        for holding in self.run.held:
+            holding.parameter.grad = None
+        loss = float(self.run.executor.gradients(batches, self.steps_done))
+        if not math.isfinite(loss):
+            raise TrainingError(f"the loss is {loss} at step {self.steps_done + 1}: training stops here")
+        for holding in self.run.held:
+            if holding.parameter.requires_grad and holding.parameter.grad is None:
+                holding.parameter.grad = torch.zeros_like(holding.parameter)
+        if self.options.clip_norm is not None:
+            clip(self.run.held, self.wire, self.options.clip_norm)
+        self._update()
+        self.steps_done += 1
+        return loss
+
+    def _update(self) -> None:
+        recorder = self.run.executor.recorder
+        start = 0.0 if recorder is None else recorder.now()
+        self.optimizer.step()
+        if recorder is not None:
+            for number, task in enumerate(self.simulated.tasks.tasks):
+                if task.kind is TaskKind.UPDATE and task.key[-1] == self.wire.rank:
+                    recorder.note(number, start, recorder.now())
+
+    def traced_step(self, batch: Batch) -> tuple[float, TaskGraph, Timeline]:
+        """A step with its real timeline: the loss, the task graph with real durations, and the times.
+        Make the trainer with `fuse=False`, or tasks that were taken back together have one time."""
+        recorder = self.run.executor.recorder = Recorder()
+        recorder.begin(self.wire)
+        try:
+            loss = self.step(batch)
+        finally:
+            self.run.executor.recorder = None
+        spans = gathered_spans(recorder.spans, self.wire)
+        return loss, *recorded(self.simulated.tasks, spans)
+
+    def train(self, batches: Iterable[Batch]) -> list[float]:
+        """Train on all batches; the losses."""
+        return [self.step(batch) for batch in batches]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All weights and buffers, whole, under the module's names and in its shapes, on every rank."""
+        return gathered(self.run, self.wire)
+
+    def save(self, folder: Path | str) -> Path:
+        """Write a checkpoint into a folder, from all ranks at once; the checkpoint's own path."""
+        return checkpoint.save(Path(folder), self.run, self.optimizer, self.steps_done, self.wire)
+
+    def load(self, folder: Path | str) -> None:
+        """Go on from the last complete checkpoint of a folder, whatever plan it was written under."""
+        self.steps_done = checkpoint.load(Path(folder), self.run, self.optimizer, self.wire)
+
+    def export(self, path: Path | str) -> None:
+        """Write the weights and buffers as one safetensors file, under the module's names."""
+        state = self.state_dict()
+        if self.wire.rank == 0:
+            write_safetensors(Path(path), state)
+
+
+def _digest(tasks: TaskGraph) -> str:
+    """A short text that differs for plans whose tasks differ in kind, place or time."""
+    return blake2b(
+        repr([(task.key, task.resource, task.duration_s) for task in tasks.tasks]).encode()
+    ).hexdigest()
+
+
+def _are(ranks: int) -> str:
+    return "is one rank" if ranks == 1 else f"are {ranks} ranks"

@@ -1,0 +1,205 @@
+"""What a rank holds of the weights: the boxes that its shards read, as parameters, and nothing else.
+
+Boxes that overlap are held together, in the smallest box around them; what no shard reads of a weight is
+held by the first of its holders, since an optimizer may change it all the same. For each piece of a
+weight that several ranks hold, the gradient is added up among them:
+
+    each giver contributes once     shards that compute the same part (copies, and followers of a split
+                                    sum) have equal gradients: the first of them counts, unless all
+                                    holders have all gradients already and nothing moves
+    replicas stay identical         what ranks add up is one all-reduce, the same bits for everyone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+
+import torch
+from torch import Tensor, nn
+
+from soapstone.graph import Graph, Role, Value
+from soapstone.ops.box import Box, Interval, contains, intersection
+from soapstone.ops.definitions.dtypes import torch_dtype
+from soapstone.runtime.ports import Index, index_of
+from soapstone.tasks.exchange import Exchange
+from soapstone.tasks.placed import BACKWARD, WEIGHT, Placed
+from soapstone.tasks.task import Key
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a weight that is all alike: the ranks that hold it, and the key of the exchange that
+    adds up its gradient. `is_summed` says whether anything needs to be added up."""
+
+    weight: str
+    box: Box
+    holders: tuple[int, ...]
+    key: Key
+    is_summed: bool
+
+
+class Holding:
+    """A box of a weight on this rank."""
+
+    def __init__(self, weight: str, box: Box, parameter: nn.Parameter) -> None:
+        self.weight, self.box, self.parameter = weight, box, parameter
+
+    def read(self, box: Box) -> Tensor:
+        """A part of it, as autograd sees it."""
+        index = index_of(box, self.box)
+        return self.parameter if index is None else self.parameter[index]
+
+    def gradient(self, box: Box) -> Tensor:
+        """The gradient of a part of it, to be read or written; zero if there was none."""
+        if self.parameter.grad is None:
+            self.parameter.grad = torch.zeros_like(self.parameter)
+        index = index_of(box, self.box)
+        return self.parameter.grad if index is None else self.parameter.grad[index]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """An operand that is a weight: node `node` of a block reads it."""
+
+    placed: Placed
+    node: int
+    operand: int
+
+
+class Weights:
+    """Who reads, holds and adds up what, for all ranks."""
+
+    def __init__(self, graph: Graph, blocks: Sequence[Placed], exchanges: Mapping[Key, Exchange]) -> None:
+        self.graph = graph
+        self.readers: dict[str, list[Reader]] = {}
+        for placed in blocks:
+            for n, node in enumerate(placed.block.nodes):
+                for i, operand in enumerate(node.operands):
+                    if isinstance(operand, str) and graph.value(operand).role is Role.WEIGHT:
+                        self.readers.setdefault(operand, []).append(Reader(placed, n, i))
+        names = dict.fromkeys(name for node in graph.nodes for name in node.reads)
+        self.numbers = {n: i for i, n in enumerate(n for n in names if graph.value(n).role is Role.WEIGHT)}
+        self._exchanges: dict[str, list[tuple[Key, Exchange]]] = {}
+        by_number = {number: name for name, number in self.numbers.items()}
+        for key in sorted(exchanges):
+            if key[0] == BACKWARD and key[2] == WEIGHT:
+                self._exchanges.setdefault(by_number[key[3]], []).append((key, exchanges[key]))
+
+    @cached_property
+    def pieces(self) -> Mapping[str, tuple[Piece, ...]]:
+        """The pieces of each trained weight."""
+        return {name: tuple(self._pieces(name)) for name in self._exchanges}
+
+    def _pieces(self, name: str) -> Iterator[Piece]:
+        found = self._exchanges[name]
+        moves = any(exchange.moves for _, exchange in found)
+        for key, exchange in found:
+            holders = tuple(sorted({sink.device for sink in exchange.sinks}))
+            yield Piece(name, exchange.sinks[0].box, holders, key, moves and len(holders) > 1)
+
+    def contributes(self, reader: Reader, shard: int, copy: int, device: int) -> bool:
+        """Whether the gradient that this shard's copy computes of the weight is the one that counts."""
+        name = reader.placed.block.nodes[reader.node].operands[reader.operand]
+        if not isinstance(name, str) or name not in self.pieces:
+            return False
+        alike = next(group for group in reader.placed.layout.alike(reader.node) if shard in group)
+        first = reader.placed.placement.devices_of_all(alike)[0]
+        if any(piece.is_summed for piece in self.pieces[name]) and device != first:
+            return False
+        return (shard, copy) == next(reader.placed.on(device, alike))
+
+    def boxes_on(self, device: int) -> dict[str, list[Box]]:
+        """What a device holds of each weight, in boxes that do not overlap."""
+        held: dict[str, list[Box]] = {}
+        for value in self.graph.with_role(Role.WEIGHT):
+            read = sorted({box for box, devices in self._reads(value.name).items() if device in devices})
+            idle = [box for box, owner in self.owned[value.name] if owner == device]
+            boxes = _apart(read)
+            boxes += [box for box in idle if not any(contains(own, box) for own in boxes)]
+            if boxes:
+                held[value.name] = boxes
+        return held
+
+    @cached_property
+    def owned(self) -> Mapping[str, tuple[tuple[Box, int], ...]]:
+        """Every weight in boxes that together are all of it, each with the one device that answers for
+        it: in a checkpoint, in a norm."""
+        return {value.name: tuple(self._owned(value)) for value in self.graph.with_role(Role.WEIGHT)}
+
+    def _owned(self, value: Value) -> Iterator[tuple[Box, int]]:
+        reads = self._reads(value.name)
+        first = min((device for devices in reads.values() for device in devices), default=0)
+        for atom in _atoms(value.shape, list(reads)):
+            holders = [min(devices) for box, devices in reads.items() if contains(box, atom)]
+            yield atom, min(holders, default=first)
+
+    def _reads(self, name: str) -> dict[Box, list[int]]:
+        """The boxes that are read of a weight, and the devices that do."""
+        found: dict[Box, list[int]] = {}
+        for reader in self.readers.get(name, []):
+            boxes = reader.placed.layout.reads(reader.node, reader.operand)
+            for shard, box in enumerate(boxes):
+                if box is not None:
+                    found.setdefault(box, []).extend(reader.placed.placement.devices_of(shard))
+        return found
+
+
+def _apart(boxes: list[Box]) -> list[Box]:
+    """The boxes, those that overlap replaced by the box around them, until none do."""
+    for i, a in enumerate(boxes):
+        for b in boxes[:i]:
+            if intersection(a, b) is not None:
+                around = tuple(Interval(min(x.lo, y.lo), max(x.hi, y.hi)) for x, y in zip(a, b, strict=True))
+                return _apart(sorted({around, *(box for box in boxes if box not in (a, b))}))
+    return boxes
+
+
+def _atoms(shape: tuple[int, ...], boxes: Sequence[Box]) -> Iterator[Box]:
+    """A tensor of this shape, cut at all borders of the boxes."""
+    edges = [
+        sorted({0, size, *(edge for box in boxes for edge in box[axis])}) for axis, size in enumerate(shape)
+    ]
+    yield from product(*([Interval(lo, hi) for lo, hi in pairwise(cut)] for cut in edges))
+
+
+class Held:
+    """The weights of one rank."""
+
+    def __init__(self, weights: Weights, device: int, place: torch.device) -> None:
+        self.weights, self.device = weights, device
+        self.holdings: dict[str, list[Holding]] = {}
+        for name, boxes in weights.boxes_on(device).items():
+            value = weights.graph.value(name)
+            trained = name in weights.pieces
+            self.holdings[name] = [
+                Holding(name, box, _parameter(box, torch_dtype(value.dtype), place, trained)) for box in boxes
+            ]
+
+    def __iter__(self) -> Iterator[Holding]:
+        return (holding for held in self.holdings.values() for holding in held)
+
+    def holding(self, name: str, box: Box) -> Holding:
+        """The holding that has a box of a weight."""
+        return next(held for held in self.holdings[name] if contains(held.box, box))
+
+    def owned(self) -> Iterator[tuple[Holding, Box]]:
+        """The boxes that this rank answers for."""
+        for name, held in self.weights.owned.items():
+            for box, owner in held:
+                if owner == self.device:
+                    yield self.holding(name, box), box
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the values from whole weights, in the graph's shapes."""
+        for holding in self:
+            whole = tensors[holding.weight].detach()
+            index: Index = tuple(slice(*interval) for interval in holding.box)
+            holding.parameter.data.copy_(whole[index])
+
+
+def _parameter(box: Box, dtype: torch.dtype | None, place: torch.device, trained: bool) -> nn.Parameter:
+    shape = tuple(interval.length for interval in box)
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=place), requires_grad=trained)

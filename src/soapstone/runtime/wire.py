@@ -1,0 +1,184 @@
+"""The wire: messages and collectives between ranks, all of them asynchronous.
+
+What torch.distributed asks of its users, and this module sees to: a tensor that is sent is contiguous,
+and it and its Work live until the send is done; a receive has room for exactly what comes; process
+groups are made by all ranks in the same order, and once (each costs milliseconds, threads and file
+descriptors). On GPUs that gloo serves, messages are staged in host memory.
+
+A wait that fails, because a rank is gone or because nothing came in time, says what it was for; rank 0
+asks the others what they were waiting for and says it in one sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from time import monotonic, perf_counter, sleep
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from soapstone.errors import TrainingError
+
+TIMEOUT_S = 300.0
+"""[choice] How long a rank waits for another before it gives up."""
+
+GATHERING_S = 2.0
+"""[choice] How long rank 0 waits for the others to say what they were waiting for."""
+
+
+_WAITED, _FAILED = "soapstone/waited/", "soapstone/failed/"
+"""Under these names ranks leave in the store what they waited for, and why they ended."""
+
+
+class Pending:
+    """A message or collective under way; `wait` gives the tensor that it brings."""
+
+    __slots__ = ("buffer", "on_done", "what", "wire", "work")
+
+    def __init__(self, wire: Wire, work: Any, buffer: Tensor, what: str) -> None:
+        self.wire, self.work, self.buffer, self.what = wire, work, buffer, what
+        self.on_done: Callable[[], None] | None = None
+
+    def wait(self) -> Tensor:
+        """The tensor, once it is there."""
+        if self.work is not None:
+            start = perf_counter()
+            try:
+                self.work.wait()
+            except RuntimeError as error:
+                raise self.wire.failure(self.what, error) from error
+            self.wire.waited_s += perf_counter() - start
+        if self.on_done is not None:
+            self.on_done()
+        device = self.wire.device
+        return self.buffer if self.buffer.device == device else self.buffer.to(device)
+
+
+class Wire:
+    """What one rank says to the others. `device` is where its tensors live."""
+
+    def __init__(
+        self, rank: int = 0, size: int = 1, device: torch.device | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self.rank, self.size, self.timeout_s = rank, size, timeout_s
+        self.device = device or torch.device("cpu")
+        backend = dist.get_backend() if dist.is_initialized() else "gloo"
+        self.host = torch.device("cpu") if backend == "gloo" else self.device
+        self._groups: dict[tuple[int, ...], Any] = {}
+        self._sent: list[Pending] = []
+        self.waited_s = 0.0  # in all, since the start
+
+    def prepare(self, groups: Iterable[Sequence[int]]) -> None:
+        """Make the process groups that will be needed; every rank must ask for the same ones."""
+        for ranks in sorted({tuple(sorted(group)) for group in groups}):
+            if ranks not in self._groups:
+                timeout = timedelta(seconds=self.timeout_s)
+                self._groups[ranks] = dist.new_group(list(ranks), timeout=timeout)
+
+    def send(self, tensor: Tensor, peer: int, tag: int, what: str) -> None:
+        """Send a tensor, which must not change until `settle`."""
+        staged = tensor.detach().to(self.host).contiguous()
+        work = self._posted(what, dist.isend, staged, peer, tag=tag)
+        self._sent.append(Pending(self, work, staged, f"rank {peer} to take '{what}'"))
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, peer: int, tag: int, what: str) -> Pending:
+        """Receive a tensor."""
+        buffer = torch.empty(tuple(shape), dtype=dtype, device=self.host)
+        work = self._posted(what, dist.irecv, buffer, peer, tag=tag)
+        return Pending(self, work, buffer, f"'{what}' from rank {peer}")
+
+    def sum_up(self, tensor: Tensor, ranks: Sequence[int], what: str) -> Pending:
+        """Add a tensor up over ranks; it is overwritten where it need not be staged."""
+        staged = tensor.detach().to(self.host).contiguous()
+        group = self._groups[tuple(sorted(ranks))]
+        work = self._posted(what, dist.all_reduce, staged, group=group, async_op=True)
+        return Pending(self, work, staged, f"the sum of '{what}' over ranks {', '.join(map(str, ranks))}")
+
+    def report(self, tensor: Tensor, what: str) -> Pending:
+        """Add a tensor up over all ranks, apart from all other sums: it may be asked for at another
+        place in the order on each rank."""
+        if self.size == 1:
+            return Pending(self, None, tensor, what)
+        staged = tensor.detach().to(self.host).contiguous()
+        work = self._posted(what, dist.all_reduce, staged, async_op=True)
+        return Pending(self, work, staged, f"the sum of '{what}' over all ranks")
+
+    def shared(
+        self, tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype, owner: int, what: str
+    ) -> Tensor:
+        """The owner's tensor, on every rank; others give None."""
+        if self.size == 1 and tensor is not None:
+            return tensor
+        if tensor is None:
+            buffer = torch.empty(tuple(shape), dtype=dtype, device=self.host)
+        else:
+            buffer = tensor.to(self.host).contiguous()
+        work = self._posted(what, dist.broadcast, buffer, owner, async_op=True)
+        return Pending(self, work, buffer, f"'{what}' from rank {owner}").wait()
+
+    def settle(self) -> None:
+        """Wait until all that was sent has left."""
+        sent, self._sent = self._sent, []
+        for message in sent:
+            message.wait()
+
+    def agree(self, text: str, what: str) -> None:
+        """Refuse to go on unless every rank says the same text; `what` names it."""
+        if self.size == 1:
+            return
+        texts: list[Any] = [None] * self.size
+        self._posted(what, dist.all_gather_object, texts, text)
+        for rank, other in enumerate(texts):
+            if other != texts[0]:
+                raise TrainingError(f"rank {rank} has another {what} than rank 0: start all with the same")
+
+    # -- when something goes wrong ------------------------------------------------------------------
+
+    def _posted(self, what: str, post: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return post(*args, **options)
+        except RuntimeError as error:
+            raise self.failure(f"'{what}'", error) from error
+
+    def tell(self, sentence: str) -> None:
+        """Say why this rank ends, for rank 0 to repeat."""
+        if self.size > 1:
+            with contextlib.suppress(RuntimeError, ValueError, AttributeError):
+                dist.distributed_c10d._get_default_store().set(f"{_FAILED}{self.rank}", sentence)
+
+    def failure(self, what: str, error: RuntimeError) -> TrainingError:
+        """What to say when a wait failed; rank 0 says it for all."""
+        others, failed = self._said_by_others(what)
+        if failed:
+            return TrainingError("; ".join(f"rank {rank}: {failed[rank]}" for rank in sorted(failed)))
+        waited = {self.rank: what, **others}
+        gone = [rank for rank in range(self.size) if rank not in waited]
+        told = "; ".join(f"rank {rank} waited for {waited[rank]}" for rank in sorted(waited))
+        came_to_nothing = "timed out" in str(error).lower()
+        if came_to_nothing and not gone:
+            return TrainingError(f"no rank went on for {self.timeout_s:g} s: {told}")
+        names = f"rank{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))}" if gone else "a rank"
+        why = f"did not answer for {self.timeout_s:g} s" if came_to_nothing else "ended"
+        return TrainingError(f"training stopped because {names} {why}: {told}")
+
+    def _said_by_others(self, what: str) -> tuple[dict[int, str], dict[int, str]]:
+        """What the other ranks were waiting for, and why any of them ended; only rank 0 asks, the others
+        just say what they waited for."""
+        waited: dict[int, str] = {}
+        failed: dict[int, str] = {}
+        with contextlib.suppress(RuntimeError, ValueError, AttributeError):
+            store = dist.distributed_c10d._get_default_store()
+            store.set(f"{_WAITED}{self.rank}", what)
+            until = monotonic() + GATHERING_S
+            while self.rank == 0 and monotonic() < until and len(waited) + len(failed) < self.size - 1:
+                for rank in range(1, self.size):
+                    for prefix, found in ((_FAILED, failed), (_WAITED, waited)):
+                        key = f"{prefix}{rank}"
+                        if rank not in found and store.check([key]):
+                            found[rank] = store.get(key).decode()
+                sleep(0.05)
+        return waited, failed

@@ -1,0 +1,93 @@
+"""Real ranks for tests: processes that are started once and take one case after another.
+
+A case is a function `case(rank, size, *arguments)` of a module that the ranks can import; each case has
+its own process group, so that nothing of one is left for the next.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 20.0
+
+
+class Ranks:
+    """Up to `size` processes that wait for cases."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(size):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, there), daemon=True)
+            process.start()
+            self.pipes.append(here)
+            self.processes.append(process)
+        self.folder = tempfile.TemporaryDirectory()
+        self.count = 0
+
+    def run(self, case: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
+        """What each of `size` ranks returns; the first exception of any is raised here."""
+        self.count += 1
+        store = str(Path(self.folder.name) / f"store{self.count}")
+        name = f"{case.__module__}:{case.__name__}"
+        for pipe in self.pipes[:size]:
+            pipe.send((name, size, store, arguments))
+        answers = []
+        for rank, pipe in enumerate(self.pipes[:size]):
+            if not pipe.poll(TIMEOUT_S * 2):
+                raise TimeoutError(f"rank {rank} gave no answer to {name}")
+            answers.append(pipe.recv())
+        for rank, (_, failure) in enumerate(answers):
+            if failure is not None:
+                raise AssertionError(f"rank {rank} failed:\n{failure}")
+        return [result for result, _ in answers]
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe in self.pipes:
+            pipe.send(None)
+        for process in self.processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+        self.folder.cleanup()
+
+
+def _serve(rank: int, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    while True:
+        order = pipe.recv()
+        if order is None:
+            return
+        name, size, store, arguments = order
+        try:
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{store}",
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=TIMEOUT_S),
+            )
+            module, function = name.split(":")
+            result = getattr(importlib.import_module(module), function)(rank, size, *arguments)
+            pipe.send((result, None))
+        except BaseException:  # noqa: BLE001, the parent reports whatever it was
+            pipe.send((None, traceback.format_exc()))
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()

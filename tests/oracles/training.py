@@ -1,0 +1,186 @@
+"""The same training twice: under a plan on several ranks, and by plain PyTorch in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from oracles.ranks import TIMEOUT_S, Ranks
+from soapstone.frontends.capture import Captured
+from soapstone.machine import preset
+from soapstone.plan import Plan, read_plan, simulation, write_plan
+from soapstone.runtime.run import state_of
+from soapstone.runtime.trainer import Options, Trainer
+from soapstone.runtime.wire import Wire
+from soapstone.strategy.strategy import Strategy
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train: an optimizer of torch with its arguments, and what a Trainer is told beside it."""
+
+    optimizer: str = "SGD"
+    arguments: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.01, "momentum": 0.9})
+    options: Options = field(default_factory=Options)
+    decay: float | None = None  # of the learning rate, by each step
+
+    def optimizer_of(self, parameters: Any) -> torch.optim.Optimizer:
+        """The optimizer for these parameters."""
+        return getattr(torch.optim, self.optimizer)(parameters, **self.arguments)
+
+
+def named_tensors(module: nn.Module, prefix: str = "") -> Tensors:
+    """All parameters and buffers, tied ones under each of their names."""
+    found = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return {name.removeprefix(prefix): tensor.detach() for name, tensor in found}
+
+
+def planned(strategy: Strategy, devices: int, folder: Path) -> str:
+    """The path of a plan file for a strategy on so many CPU devices."""
+    machine = preset(f"cpu:1x{devices}")
+    simulated = simulation(strategy.checked(machine), machine)
+    path = folder / f"plan{len(list(folder.iterdir()))}.json"
+    write_plan(Plan(strategy, machine, simulated.prediction, "test"), path)
+    return str(path)
+
+
+def trained_by_ranks(  # noqa: PLR0917, a case has many parts
+    ranks: Ranks,
+    strategy: Strategy,
+    devices: int,
+    captured: Captured,
+    module: nn.Module,
+    batches: Sequence[Any],
+    recipe: Recipe,
+    folder: Path,
+    resume: Path | None = None,
+    save: Path | None = None,
+) -> tuple[list[float], Tensors]:
+    """The losses and the final state of training under a strategy."""
+    path = planned(strategy, devices, folder)
+    answers = ranks.run(
+        train_case,
+        devices,
+        path,
+        _plain(named_tensors(module)),
+        _plain(captured.constants),
+        [_plain_batch(b) for b in batches],
+        recipe,
+        None if resume is None else str(resume),
+        None if save is None else str(save),
+    )
+    losses, state = answers[0]
+    for other, _ in answers:
+        assert other == losses, "ranks report different losses"
+    return losses, {name: torch.from_numpy(array) for name, array in state.items()}
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
+
+
+def _plain_batch(batch: Any) -> Any:
+    return [_plain_batch(b) for b in batch] if isinstance(batch, tuple | list) else batch.numpy()
+
+
+def _batch(batch: Any) -> Any:
+    return [_batch(b) for b in batch] if isinstance(batch, list) else torch.from_numpy(batch)
+
+
+def train_case(  # noqa: PLR0917, a case has many parts
+    rank: int,
+    size: int,
+    path: str,
+    named: Any,
+    constants: Any,
+    batches: Any,
+    recipe: Recipe,
+    resume: str | None = None,
+    save: str | None = None,
+) -> tuple[list[float], Any]:
+    """What each rank does."""
+    plan = read_plan(Path(path))
+    tensors = {name: torch.from_numpy(array).clone() for name, array in named.items()}
+    state = state_of(plan.graph, tensors, {k: torch.from_numpy(v) for k, v in constants.items()})
+    parameters = {
+        source: nn.Parameter(tensors[source])
+        for value in plan.graph.values.values()
+        if value.role == "weight"
+        for source in value.sources[:1]
+    }
+    wire = Wire(rank, size, torch.device("cpu"), TIMEOUT_S)
+    trainer = Trainer(plan, state, parameters, recipe.optimizer_of, wire, recipe.options)
+    scheduler = _scheduler(trainer.optimizer, recipe)
+    if resume is not None:
+        trainer.load(resume)
+    losses = []
+    for batch in batches:
+        losses.append(trainer.step(_batch(batch)))
+        if scheduler is not None:
+            scheduler.step()
+    if save is not None:
+        trainer.save(save)
+        trainer.export(Path(save) / "model.safetensors")
+    found = trainer.state_dict()
+    return losses, {name: t.numpy() for name, t in found.items()} if rank == 0 else {}
+
+
+def _scheduler(optimizer: torch.optim.Optimizer, recipe: Recipe) -> Any:
+    if recipe.decay is None:
+        return None
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, recipe.decay)
+
+
+def trained_plainly(
+    module: nn.Module,
+    batches: Sequence[Any],
+    recipe: Recipe,
+    loss_of: Callable[[nn.Module, Any, int], Tensor] | None = None,
+) -> tuple[list[float], Tensors]:
+    """The losses and the final state of training by PyTorch alone."""
+    model = deepcopy(module).train()
+    optimizer = recipe.optimizer_of(model.parameters())
+    scheduler = _scheduler(optimizer, recipe)
+    losses = []
+    for step, batch in enumerate(batches):
+        micro = [batch] if recipe.options.accumulate == 1 else batch
+        optimizer.zero_grad()
+        total = 0.0
+        for part in micro:
+            loss = model(*part) if loss_of is None else loss_of(model, part, step)
+            (loss / len(micro)).backward()
+            total += loss.item() / len(micro)
+        if recipe.options.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.options.clip_norm)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        losses.append(total)
+    return losses, named_tensors(model)
+
+
+def assert_same(
+    ours: tuple[list[float], Tensors],
+    theirs: tuple[list[float], Tensors],
+    rtol: float = 1e-9,
+    atol: float = 1e-10,
+) -> None:
+    """Losses and state agree."""
+    torch.testing.assert_close(
+        torch.tensor(ours[0], dtype=torch.float64),
+        torch.tensor(theirs[0], dtype=torch.float64),
+        rtol=rtol,
+        atol=atol,
+    )
+    for name, tensor in ours[1].items():
+        torch.testing.assert_close(
+            tensor, theirs[1][name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
+        )

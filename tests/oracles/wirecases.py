@@ -1,0 +1,56 @@
+"""What ranks do in the tests of the wire; each gives the sentence of the error that it met."""
+
+from __future__ import annotations
+
+import torch
+
+from soapstone.errors import TrainingError
+from soapstone.runtime.wire import Wire
+
+
+def disagreeing(rank: int, size: int) -> str:
+    """Rank 1 has another plan."""
+    try:
+        Wire(rank, size).agree("other" if rank == 1 else "same", "plan")
+    except TrainingError as error:
+        return str(error)
+    return ""
+
+
+def waiting_for_nothing(rank: int, size: int) -> str:
+    """Every rank waits for a message that its neighbour does not send."""
+    wire = Wire(rank, size, timeout_s=2.0)
+    pending = wire.receive((2,), torch.float32, (rank + 1) % size, 7, f"box {rank}")
+    pending.work = _Impatient(pending.work)
+    try:
+        pending.wait()
+    except TrainingError as error:
+        return str(error)
+    return ""
+
+
+def failing(rank: int, size: int) -> str:
+    """Rank 1 fails and says why; rank 0 repeats it."""
+    wire = Wire(rank, size, timeout_s=2.0)
+    if rank == 1:
+        wire.tell("the disk is full")
+        return ""
+    pending = wire.receive((2,), torch.float32, 1, 7, "box")
+    pending.work = _Impatient(pending.work)
+    try:
+        pending.wait()
+    except TrainingError as error:
+        return str(error)
+    return ""
+
+
+class _Impatient:
+    """A work that waits two seconds, whatever its group's timeout is."""
+
+    def __init__(self, work: object) -> None:
+        self.work = work
+
+    def wait(self) -> None:
+        from datetime import timedelta
+
+        self.work.wait(timedelta(seconds=2))  # type: ignore[attr-defined]

@@ -1,0 +1,147 @@
+"""Checkpoints: written under one plan, read under another or by plain PyTorch; complete or not there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from oracles.ranks import Ranks
+from oracles.training import Recipe, Tensors, assert_same, trained_by_ranks, trained_plainly
+from safetensors.torch import load_file
+from torch import nn
+
+from soapstone.errors import CheckpointError
+from soapstone.frontends.capture import Captured, capture
+from soapstone.frontends.zoo import ZOO
+from soapstone.machine import preset
+from soapstone.ops.box import Interval
+from soapstone.plan import Plan, simulation
+from soapstone.runtime.checkpoint import latest
+from soapstone.runtime.run import state_of
+from soapstone.runtime.stored import stored_boxes
+from soapstone.runtime.trainer import Trainer
+from soapstone.runtime.wire import Wire
+from soapstone.search.baselines import data_parallel, single_device
+from soapstone.strategy.space import random_strategy
+
+ADAM = Recipe("Adam", {"lr": 0.01})
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    started = Ranks(4)
+    yield started
+    started.close()
+
+
+@cache
+def tiny(name: str) -> tuple[nn.Module, list[tuple[torch.Tensor, ...]], Captured]:
+    torch.manual_seed(0)
+    model = ZOO[name]
+    module = model.build(tiny=True).double()
+    batches = [
+        tuple(t.double() if t.is_floating_point() else t for t in model.inputs(4, tiny=True, seed=step))
+        for step in range(4)
+    ]
+    return module, batches, capture(module, batches[0], name)
+
+
+def alone(name: str) -> Trainer:
+    """A trainer of one rank."""
+    module, _, captured = tiny(name)
+    machine = preset("cpu:1x1")
+    strategy = single_device(captured.graph, machine)
+    plan = Plan(strategy, machine, simulation(strategy, machine).prediction)
+    model = deepcopy(module)
+    named: Tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    state = state_of(captured.graph, named, captured.constants)
+    return Trainer(plan, state, dict(model.named_parameters()), ADAM.optimizer_of, Wire())
+
+
+@pytest.mark.parametrize("name", ["rnntc", "resnet101"])
+def test_a_run_goes_on_under_another_plan(name: str, ranks: Ranks, tmp_path: Path) -> None:
+    """Two steps on 4 ranks, one on 2, one on 1: as four steps of plain PyTorch."""
+    module, batches, captured = tiny(name)
+    saved = tmp_path / "saved"
+    plans = tmp_path / "plans"
+    plans.mkdir()
+    first = random_strategy(captured.graph, 4, Random(5), most_copies=2)
+    begun = trained_by_ranks(ranks, first, 4, captured, module, batches[:2], ADAM, plans, save=saved)
+    second = data_parallel(captured.graph, preset("cpu:1x2"))
+    other = deepcopy(module)
+    for parameter in other.parameters():
+        parameter.data.zero_()
+    went_on = trained_by_ranks(
+        ranks, second, 2, captured, other, batches[2:3], ADAM, plans, resume=saved, save=saved
+    )
+    last = alone(name)
+    last.load(saved)
+    assert last.steps_done == 3
+    losses = [*begun[0], *went_on[0], last.step(batches[3])]
+    assert_same((losses, last.state_dict()), trained_plainly(module, batches, ADAM), rtol=1e-8, atol=1e-9)
+
+
+def test_a_checkpoint_fills_the_plain_module(ranks: Ranks, tmp_path: Path) -> None:
+    module, batches, captured = tiny("rnntc")
+    (tmp_path / "plans").mkdir()
+    strategy = random_strategy(captured.graph, 3, Random(2))
+    saved = tmp_path / "saved"
+    _, state = trained_by_ranks(
+        ranks, strategy, 3, captured, module, batches[:1], ADAM, tmp_path / "plans", save=saved
+    )
+    plain = deepcopy(module)
+    filled = {"model": plain.state_dict()}
+    dcp.load(filled, checkpoint_id=latest(saved), no_dist=True)
+    plain.load_state_dict(filled["model"])
+    exported = load_file(saved / "model.safetensors")
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(tensor, state[name])
+        assert torch.equal(tensor, exported[name])
+    assert not torch.equal(plain.state_dict()["classifier.weight"], module.state_dict()["classifier.weight"])
+
+
+def test_a_run_that_ends_while_writing_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    trainer = alone("lenet")
+    _, batches, _ = tiny("lenet")
+    trainer.step(batches[0])
+    complete = trainer.save(tmp_path)
+    (tmp_path / ".step-00000002.part").mkdir()
+    (tmp_path / "step-00000003").mkdir()
+    assert latest(tmp_path) == complete
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    alone("lenet").save(tmp_path)
+    with pytest.raises(CheckpointError, match="another model: it has no"):
+        alone("rnntc").load(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    trainer = alone("lenet")
+    path = trainer.save(tmp_path)
+    with pytest.raises(CheckpointError, match="there is no complete checkpoint here"):
+        trainer.load(tmp_path / "elsewhere")
+    (path / ".metadata").write_bytes(b"no metadata")
+    with pytest.raises(CheckpointError, match="damaged"):
+        trainer.load(tmp_path)
+    (path / "training.json").write_text(json.dumps({"format": "soapstone-checkpoint"}))
+    with pytest.raises(CheckpointError, match="damaged"):
+        trainer.load(tmp_path)
+
+
+def test_half_of_the_hidden_units_is_four_boxes_of_the_stored_matrix() -> None:
+    box = (Interval(0, 4), Interval(2, 4), Interval(0, 3))
+    found = list(stored_boxes(box, (4, 4, 3), (16, 3)))
+    assert [stored[0] for _, stored in found] == [Interval(4 * g + 2, 4 * g + 4) for g in range(4)]
+    whole = (Interval(1, 3), Interval(0, 4), Interval(0, 3))
+    assert [stored for _, stored in stored_boxes(whole, (4, 4, 3), (16, 3))] == [
+        (Interval(4, 12), Interval(0, 3))
+    ]
+    assert [stored for _, stored in stored_boxes((), (), ())] == [()]

@@ -1,0 +1,57 @@
+"""When ranks do not meet, rank 0 can say why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from oracles.ranks import Ranks
+from oracles.wirecases import disagreeing, failing, waiting_for_nothing
+
+from soapstone.graph import GraphBuilder
+from soapstone.ops.box import whole
+from soapstone.runtime.actions import Action, ReportLoss, SumGradients
+from soapstone.runtime.buckets import FIRST_BYTES, bucketed
+from soapstone.runtime.weights import Piece
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    started = Ranks(3)
+    yield started
+    started.close()
+
+
+def test_ranks_with_different_plans_refuse_to_start(ranks: Ranks) -> None:
+    said = ranks.run(disagreeing, 3)
+    assert said == ["rank 1 has another plan than rank 0: start all with the same"] * 3
+
+
+def test_a_wait_without_end_names_what_every_rank_waited_for(ranks: Ranks) -> None:
+    sentence = ranks.run(waiting_for_nothing, 3)[0]
+    assert sentence.startswith("no rank went on for 2 s: ")
+    for rank in range(3):
+        assert f"rank {rank} waited for 'box {rank}' from rank {(rank + 1) % 3}" in sentence
+
+
+def test_rank_0_repeats_why_another_failed(ranks: Ranks) -> None:
+    assert ranks.run(failing, 2)[0] == "rank 1: the disk is full"
+
+
+def test_gradients_of_the_same_ranks_share_buckets_in_one_order() -> None:
+    build = GraphBuilder("net")
+    names = [build.weight(f"w{i}", (FIRST_BYTES // 8,)) for i in range(6)]
+    graph = build.graph()
+    shape = graph.value("w0").shape
+    holders = [(0, 1), (0, 1), (0, 2), (0, 1), (0, 1), (0, 2)]
+    actions: list[Action] = []
+    for i, (name, held) in enumerate(zip(names, holders, strict=True)):
+        actions.append(SumGradients(i, [Piece(name, whole(shape), held, (1, i), True)]))
+    actions.append(ReportLoss())
+    found = [a for a in bucketed(actions, graph) if isinstance(a, SumGradients)]
+    # The first bucket of a group is closed when it has FIRST_BYTES: two weights of half of that.
+    assert [(a.task, [p.weight for p in a.pieces]) for a in found] == [
+        (1, ["w0", "w1"]),
+        (4, ["w3", "w4"]),
+        (5, ["w2", "w5"]),
+    ]
