@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from soapstone.machine import preset
+from soapstone.machine import preset, resolve
 from soapstone.ops.box import Box, Interval, intersection
 from soapstone.tasks.exchange import Exchange, Pattern, Sink, Source, exchange, recognised
 
@@ -216,3 +216,24 @@ def delivered(held: list[Source], sinks: list[Sink], source: int, sink: int) -> 
     if overlap is None:
         return []
     return [(sink, held[source].summand, e) for e in product(*(range(lo, hi) for lo, hi in overlap))]
+
+
+def test_an_all_reduce_lists_the_transfers_it_consists_of() -> None:
+    """From every device to every other, by sender and receiver; what a device has twice is added up."""
+    box = (Interval(0, 4),)
+    machine = resolve("p100:1x4")
+    sinks = [Sink(box, device) for device in (3, 0, 2)]
+    found = exchange([Source(i, box, (device,)) for i, device in enumerate((0, 2, 3, 2))], sinks, machine)
+    (move,) = found.moves
+    assert move.pattern is Pattern.ALL_REDUCE
+    assert len(move.transfers) == 6
+    assert [(t.sender, t.receiver, t.sources, t.sinks) for t in move.transfers] == [
+        (0, 2, (0,), (2,)),
+        (0, 3, (0,), (0,)),
+        (2, 0, (1, 3), (1,)),
+        (2, 3, (1, 3), (0,)),
+        (3, 0, (2,), (1,)),
+        (3, 2, (2,), (2,)),
+    ]
+    assert move.transfers[-1] == move.transfers[5:][0]
+    assert set(found.local) == {(0, 1), (1, 2), (2, 0), (3, 2)}

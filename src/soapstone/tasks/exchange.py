@@ -21,9 +21,10 @@ of devices moves one box, all of one size, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import overload
 
 from soapstone.machine import Machine
 from soapstone.ops.box import Box, Interval, intersection, volume
@@ -81,7 +82,7 @@ class Move:
     elements: int
     sources: tuple[tuple[int, int], ...]  # (number of the source, device that gives it)
     sinks: tuple[int, ...]
-    transfers: tuple[Transfer, ...] = field(default=(), compare=False, repr=False)
+    transfers: Sequence[Transfer] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,43 @@ def _all_reduce(sources: Sequence[Source], sinks: Sequence[Sink]) -> Exchange | 
     if sorted(place) != devices:
         return None
     given = tuple((i, source.devices[0]) for i, source in enumerate(sources))
-    move = Move(Pattern.ALL_REDUCE, tuple(devices), volume(sinks[0].box), given, tuple(range(len(sinks))))
+    box = sinks[0].box
+    move = Move(
+        Pattern.ALL_REDUCE,
+        tuple(devices),
+        volume(box),
+        given,
+        tuple(range(len(sinks))),
+        _AllPairs(box, given, place),
+    )
     local = tuple((i, place[device]) for i, device in given)
-    return Exchange((move,), local, tuple(sink.device for sink in sinks))
+    return Exchange((move,), local, tuple(s.device for s in sinks), tuple(sources), tuple(sinks))
+
+
+class _AllPairs(Sequence[Transfer]):
+    """The transfers of an all-reduce, from every device to every other, made when they are asked for."""
+
+    def __init__(self, box: Box, given: Sequence[tuple[int, int]], place: Mapping[int, int]) -> None:
+        self.box, self.place = box, place
+        self.devices = sorted(place)
+        self.sources = {d: tuple(i for i, device in given if device == d) for d in self.devices}
+
+    def __len__(self) -> int:
+        return len(self.devices) * (len(self.devices) - 1)
+
+    @overload
+    def __getitem__(self, at: int) -> Transfer: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Transfer]: ...
+
+    def __getitem__(self, at: int | slice) -> Transfer | list[Transfer]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        sender, other = divmod(range(len(self))[at], len(self.devices) - 1)
+        receiver = other + (other >= sender)
+        a, b = self.devices[sender], self.devices[receiver]
+        return Transfer(a, b, self.box, self.sources[a], (self.place[b],))
 
 
 class _Near:
