@@ -19,10 +19,13 @@ namespace soapstone {
 
 class Calendar {
  public:
+  // A task, or several in neighbouring slots that are ready at one moment and follow each other in the task
+  // order: nothing can come between them.
   struct Event {
     double ready_s;
     TaskOrder order;
     std::int32_t slot;
+    std::int32_t count = 1;
 
     bool operator<(const Event& other) const {
       return ready_s != other.ready_s ? ready_s < other.ready_s : order < other.order;
@@ -46,12 +49,17 @@ class Calendar {
   void Clear() {
     std::fill(is_filled_.begin(), is_filled_.end(), 0);
     entries_.clear();
+    active_end_ = 0;
     active_.clear();
     next_ = 0;
     current_ = -1;
   }
 
   void Push(const Event& event) {
+    if (!entries_.empty() && active_end_ < entries_.size() && Continues(entries_.back().event, event)) {
+      ++entries_.back().event.count;
+      return;
+    }
     const std::int64_t bucket = BucketOf(event.ready_s);
     if (bucket <= current_) {
       active_.insert(std::upper_bound(active_.begin() + static_cast<std::ptrdiff_t>(next_), active_.end(), event), event);
@@ -96,6 +104,12 @@ class Calendar {
     std::int32_t next;  // of the same bucket
   };
 
+  // Whether one task more makes an event longer.
+  static bool Continues(const Event& event, const Event& more) {
+    return event.slot + event.count == more.slot && event.ready_s == more.ready_s && more.count == 1 &&
+           event.order + static_cast<TaskOrder>(event.count) == more.order;
+  }
+
   std::int64_t BucketOf(double ready_s) const {
     const double at = (ready_s - first_s_) * per_s_;
     if (!(at > 0)) return 0;
@@ -113,6 +127,7 @@ class Calendar {
     for (std::int32_t entry = first_[current_]; entry != kNone; entry = entries_[entry].next) {
       active_.push_back(entries_[entry].event);
     }
+    active_end_ = entries_.size();
     if (active_.size() > 1) std::sort(active_.begin(), active_.end());
     return true;
   }
@@ -120,6 +135,7 @@ class Calendar {
   std::vector<std::int32_t> first_;        // by bucket: its first entry, where it is filled
   std::vector<std::uint64_t> is_filled_;   // by bucket, in bits
   std::vector<Entry> entries_;
+  std::size_t active_end_ = 0;  // entries before it may be in the current bucket, or past
   std::vector<Event> active_;  // the current bucket, sorted; taken out up to next_
   std::size_t next_ = 0;
   std::int64_t current_ = -1;

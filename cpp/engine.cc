@@ -311,8 +311,10 @@ void Engine::Start(std::int32_t from, double limit_s) {
     for (const Calendar::Event& event : snapshot.queue) first_s = std::min(first_s, event.ready_s);
     queue_.Reset(last_moment_ - std::min(last_moment_, start_), first_s, last_s);
     for (const Calendar::Event& event : snapshot.queue) {
-      live_[event.slot] = {event.ready_s, 0, run_};
-      first_now_[event.slot] = first_[event.slot];
+      for (std::int32_t slot = event.slot; slot < event.slot + event.count; ++slot) {
+        live_[slot] = {event.ready_s, 0, run_};
+        first_now_[slot] = first_[slot];
+      }
       queue_.Push(event);
     }
   }
@@ -337,44 +339,45 @@ double Engine::Run(std::int32_t from, double threshold_s) {
   const std::int32_t between_looks = std::max(kBetweenLooks, resources_ / 4);
   std::int32_t until_look = between_looks;
   while (true) {
-    if (--until_snapshot == 0) {
+    if (--until_snapshot <= 0) {
       until_snapshot = between;
       // Where much waits, a snapshot costs more, and there are fewer.
       if (options_.uses_rewind) until_snapshot = std::max(between, (TakeSnapshot() + resources_) / 2);
     }
     if (awaits_backward_ && is_backward_due_ && !CatchUpBackward(limit_fs)) return kNever;
     if (!queue_.Pop(&event)) break;
-    if (awaits_backward_ && IsAwaited(event.slot) && !CatchUpBackward(limit_fs)) return kNever;
-    const Slot& slot = graph_.slots()[event.slot];
-    double end_s = 0;
-    bool is_late = false;
-    slot.ForEachTask([&](std::int32_t resource, double seconds) {
-      const double until_s = std::max(event.ready_s, free_s_[resource]) + seconds;
-      const std::int64_t work_fs = Femtoseconds(seconds);
-      free_s_[resource] = until_s;
-      done_fs_[resource] += work_fs;
-      left_fs_[resource] -= work_fs;
-      end_s = std::max(end_s, until_s);
-      is_late = is_late || until_s * kFemto + static_cast<double>(left_fs_[resource]) > limit_fs;
-      ++counters_.simulated;
-    });
-    so_far_s_ = std::max(so_far_s_, end_s);
-    if (threshold_s < kNever) {
-      if (is_late || end_s > threshold_s) return kNever;
-      if (--until_look == 0) {
-        until_look = between_looks;
-        if (!FitsLeft(event.ready_s, limit_fs)) return kNever;
+    until_snapshot -= event.count - 1;
+    until_look -= event.count;
+    for (std::int32_t number = event.slot; number < event.slot + event.count; ++number) {
+      if (awaits_backward_ && (is_backward_due_ || IsAwaited(number)) && !CatchUpBackward(limit_fs)) return kNever;
+      const Slot& slot = graph_.slots()[number];
+      double end_s = 0;
+      bool is_late = false;
+      slot.ForEachTask([&](std::int32_t resource, double seconds) {
+        const double until_s = std::max(event.ready_s, free_s_[resource]) + seconds;
+        const std::int64_t work_fs = Femtoseconds(seconds);
+        free_s_[resource] = until_s;
+        done_fs_[resource] += work_fs;
+        left_fs_[resource] -= work_fs;
+        end_s = std::max(end_s, until_s);
+        is_late = is_late || until_s * kFemto + static_cast<double>(left_fs_[resource]) > limit_fs;
+        ++counters_.simulated;
+      });
+      so_far_s_ = std::max(so_far_s_, end_s);
+      if (threshold_s < kNever && (is_late || end_s > threshold_s)) return kNever;
+      log_.push_back({end_s, number, moment_});
+      // What is needed next is asked for early: memory is what this loop waits for.
+      for (std::int32_t i = 0; i < slot.next_count; ++i) {
+        if (slot.next[i] >= 0) __builtin_prefetch(&live_[slot.next[i]]);
       }
+      graph_.ForEachSuccessor(slot, [&](std::int32_t next) { Arrive(next, end_s); });
+      ++moment_;
     }
-    log_.push_back({end_s, event.slot, moment_});
-    // What is needed next is asked for early: memory is what this loop waits for.
-    for (std::int32_t i = 0; i < slot.next_count; ++i) {
-      if (slot.next[i] >= 0) __builtin_prefetch(&live_[slot.next[i]]);
+    if (const std::int32_t next = queue_.Peek(0); next >= 0) __builtin_prefetch(&graph_.slots()[next]);
+    if (threshold_s < kNever && until_look <= 0) {
+      until_look = between_looks;
+      if (!FitsLeft(event.ready_s, limit_fs)) return kNever;
     }
-    if (const std::int32_t next = queue_.Peek(0); next >= 0) __builtin_prefetch(graph_.slots()[next].next);
-    if (const std::int32_t next = queue_.Peek(1); next >= 0) __builtin_prefetch(&graph_.slots()[next]);
-    graph_.ForEachSuccessor(slot, [&](std::int32_t next) { Arrive(next, end_s); });
-    ++moment_;
   }
   return so_far_s_;
 }
