@@ -226,7 +226,7 @@ class TaskGraph {
 
   void Build(std::int32_t group, Group* built);
   void BuildCompute(std::int32_t block);
-  void AddSeam(std::int32_t block, const SeamData& seam, bool backward, TaskOrder* order);
+  void AddSeam(std::int32_t block, const SeamData& seam, bool backward, bool is_spread, TaskOrder* order);
   void AddSeamInClasses(std::int32_t block, const SeamData& seam, bool backward, TaskOrder* order);
   const Written& WrittenOf(std::int32_t value) const;
   void AddForward(std::int32_t value, const Written& written);
@@ -299,6 +299,7 @@ class TaskGraph {
   std::vector<std::int64_t> held_bytes_;
   std::vector<std::int32_t> ring_;
   std::vector<Ref> targets_;
+  std::vector<std::int32_t> place_of_device_;
   std::vector<std::pair<std::int32_t, std::int32_t>> seam_rows_;
 };
 

@@ -1,6 +1,7 @@
 // How the groups of blocks and of values are built.
 
 #include <algorithm>
+#include <array>
 #include <set>
 #include <span>
 #include <utility>
@@ -64,7 +65,7 @@ void TaskGraph::BuildCompute(std::int32_t block) {
     }
   }
   if (layout.seams.empty()) return;
-  const bool has_classes = placement.copies == 1 && IsSpread(placement);
+  const bool is_spread = IsSpread(placement);
   TaskOrder forward_order = 0;
   TaskOrder backward_order = 0;
   for (std::size_t s = 0; s < layout.seams.size(); ++s) {
@@ -76,10 +77,10 @@ void TaskGraph::BuildCompute(std::int32_t block) {
     for (const bool backward : {false, true}) {
       if (backward && !(seam.is_mutual && has_backward)) break;
       TaskOrder* order = backward ? &backward_order : &forward_order;
-      if (has_classes && seam.classes.count() > 0) {
+      if (is_spread && placement.copies == 1 && seam.classes.count() > 0) {
         AddSeamInClasses(block, seam, backward, order);
       } else {
-        AddSeam(block, seam, backward, order);
+        AddSeam(block, seam, backward, is_spread, order);
       }
     }
   }
@@ -111,8 +112,15 @@ void TaskGraph::AddSeamInClasses(std::int32_t block, const SeamData& seam, bool 
   }
 }
 
-void TaskGraph::AddSeam(std::int32_t block, const SeamData& seam, bool backward, TaskOrder* order) {
+void TaskGraph::AddSeam(std::int32_t block, const SeamData& seam, bool backward, bool is_spread, TaskOrder* order) {
   const Placement& placement = placements_[block];
+  if (is_spread) {
+    // A device has one task in each segment, which gives and takes all there is to it.
+    place_of_device_.resize(problem_->machine.device_count);
+    for (std::size_t pc = 0; pc < placement.devices.size(); ++pc) {
+      place_of_device_[placement.devices[pc]] = static_cast<std::int32_t>(pc);
+    }
+  }
   const Alike& behind = placement.layout->alike[seam.alike];
   Rows devices;
   for (std::int32_t i = 0; i < behind.count(); ++i) AppendDevices(placement, behind[i], &devices);
@@ -134,19 +142,31 @@ void TaskGraph::AddSeam(std::int32_t block, const SeamData& seam, bool backward,
     });
     return found;
   };
-  const auto gives = [&](std::int32_t source, std::int32_t device) {
-    return on(behind[source], device, seam.segment + (backward ? 1 : 0));
+  const std::int32_t before = seam.segment + (backward ? 1 : 0);
+  const std::int32_t then = seam.segment + (backward ? 0 : 1);
+  const auto only = [&](std::int32_t device, std::int32_t segment) {
+    const std::int32_t skipped = backward ? PassTasks(block) : 0;
+    return std::array<Ref, 1>{Ref{Ref::kOwn, skipped + Place(block, segment, place_of_device_[device])}};
   };
+  const Exchange exchange = MakeExchange(problem_->machine, sources, sinks);
+  if (is_spread) {
+    draft_.AddExchange(
+        exchange, sinks, seam.item_bytes,
+        [&](std::int32_t, std::int32_t device) { return only(device, before); },
+        [&](std::int32_t sink) { return only(sinks[sink].device, then); }, order);
+    return;
+  }
+  const auto gives = [&](std::int32_t source, std::int32_t device) { return on(behind[source], device, before); };
   const auto takes = [&](std::int32_t sink) {
     std::vector<Ref> found;
     for (std::int32_t i = 0; i < behind.count(); ++i) {
       if (!Intersection(*sources[i].box, *sinks[sink].box)) continue;
-      const std::vector<Ref> more = on(behind[i], sinks[sink].device, seam.segment + (backward ? 0 : 1));
+      const std::vector<Ref> more = on(behind[i], sinks[sink].device, then);
       found.insert(found.end(), more.begin(), more.end());
     }
     return found;
   };
-  draft_.AddExchange(MakeExchange(problem_->machine, sources, sinks), sinks, seam.item_bytes, gives, takes, order);
+  draft_.AddExchange(exchange, sinks, seam.item_bytes, gives, takes, order);
 }
 
 const Written& TaskGraph::WrittenOf(std::int32_t value) const {
