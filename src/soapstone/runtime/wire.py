@@ -12,6 +12,7 @@ asks the others what they were waiting for and says it in one sentence.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from time import monotonic, perf_counter, sleep
@@ -152,33 +153,37 @@ class Wire:
 
     def failure(self, what: str, error: RuntimeError) -> TrainingError:
         """What to say when a wait failed; rank 0 says it for all."""
-        others, failed = self._said_by_others(what)
+        others, failed = self._said_by_others(what, "timed out" in str(error).lower())
         if failed:
             return TrainingError("; ".join(f"rank {rank}: {failed[rank]}" for rank in sorted(failed)))
-        waited = {self.rank: what, **others}
+        # Whoever runs out of time first breaks the others' waits, so it is enough that one did.
+        came_to_nothing = any(timed_out for _, timed_out in others.values())
+        waited = {rank: said for rank, (said, _) in others.items()}
         gone = [rank for rank in range(self.size) if rank not in waited]
         told = "; ".join(f"rank {rank} waited for {waited[rank]}" for rank in sorted(waited))
-        came_to_nothing = "timed out" in str(error).lower()
         if came_to_nothing and not gone:
             return TrainingError(f"no rank went on for {self.timeout_s:g} s: {told}")
         names = f"rank{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))}" if gone else "a rank"
         why = f"did not answer for {self.timeout_s:g} s" if came_to_nothing else "ended"
         return TrainingError(f"training stopped because {names} {why}: {told}")
 
-    def _said_by_others(self, what: str) -> tuple[dict[int, str], dict[int, str]]:
-        """What the other ranks were waiting for, and why any of them ended; only rank 0 asks, the others
-        just say what they waited for."""
-        waited: dict[int, str] = {}
+    def _said_by_others(
+        self, what: str, timed_out: bool
+    ) -> tuple[dict[int, tuple[str, bool]], dict[int, str]]:
+        """What this rank and the others were waiting for, and whether they ran out of time; and why any
+        of them ended. Only rank 0 asks, the others just say what they waited for."""
+        waited = {self.rank: (what, timed_out)}
         failed: dict[int, str] = {}
         with contextlib.suppress(RuntimeError, ValueError, AttributeError):
             store = dist.distributed_c10d._get_default_store()
-            store.set(f"{_WAITED}{self.rank}", what)
+            store.set(f"{_WAITED}{self.rank}", json.dumps([what, timed_out]))
             until = monotonic() + GATHERING_S
-            while self.rank == 0 and monotonic() < until and len(waited) + len(failed) < self.size - 1:
+            while self.rank == 0 and monotonic() < until and len(waited) + len(failed) < self.size:
                 for rank in range(1, self.size):
-                    for prefix, found in ((_FAILED, failed), (_WAITED, waited)):
-                        key = f"{prefix}{rank}"
-                        if rank not in found and store.check([key]):
-                            found[rank] = store.get(key).decode()
+                    if rank not in failed and store.check([f"{_FAILED}{rank}"]):
+                        failed[rank] = store.get(f"{_FAILED}{rank}").decode()
+                    if rank not in waited and store.check([f"{_WAITED}{rank}"]):
+                        said, late = json.loads(store.get(f"{_WAITED}{rank}"))
+                        waited[rank] = (said, late)
                 sleep(0.05)
         return waited, failed
