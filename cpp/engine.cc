@@ -191,6 +191,18 @@ void Engine::Reject() {
   proposed_ = -1;
 }
 
+std::vector<Simulator::Ended> Engine::Ends() const {
+  std::vector<Ended> ends;
+  for (const Group& group : graph_.groups()) {
+    for (std::int32_t number = group.first; number < group.first + group.tasks; ++number) {
+      const Slot& slot = graph_.slots()[number];
+      ends.push_back({slot.order, slot.is_batch() ? slot.member_count() : 1, end_s_[number]});
+    }
+  }
+  std::sort(ends.begin(), ends.end(), [](const Ended& a, const Ended& b) { return a.order < b.order; });
+  return ends;
+}
+
 // -- bounds -----------------------------------------------------------------------------------------------
 
 // Decides whether the bound of the longest path is close enough to be of use.

@@ -47,9 +47,7 @@ class Engine final : public Simulator {
 
   const Placement& placement(std::int32_t block) const override { return graph_.placement(block); }
   std::int32_t task_count() const override { return graph_.task_count(); }
-  const TaskGraph& graph() const { return graph_; }
-  // Start and end are known by slot for what stands, after Makespan() or Accept().
-  double end_s(std::int32_t slot) const { return end_s_[slot]; }
+  std::vector<Ended> Ends() const override;
 
  private:
   // A task or gate in the simulation under way.

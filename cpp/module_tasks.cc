@@ -156,6 +156,19 @@ class Proposals {
     return chain_.Step(proposals, temperature_s);
   }
 
+  // The timeline of what stands: how many tasks that follow each other end together, and when.
+  nb::tuple Ends() {
+    CheckPlaced();
+    chain_.makespan_s();
+    std::vector<std::int32_t> counts;
+    std::vector<double> ends_s;
+    for (const Simulator::Ended& ended : chain_.simulator()->Ends()) {
+      counts.push_back(ended.count);
+      ends_s.push_back(ended.end_s);
+    }
+    return nb::make_tuple(Owned(std::move(counts)), Owned(std::move(ends_s)));
+  }
+
   // Degrees, copies and devices of a block as it is placed.
   nb::tuple Placed(std::int32_t block) {
     CheckPlaced();
@@ -323,6 +336,7 @@ void BindTasks(nb::module_& module) {
       .def("place_at_random", &Proposals::PlaceAtRandom)
       .def("step", &Proposals::Step, nb::arg("proposals"), nb::arg("temperature_s"))
       .def("placed", &Proposals::Placed, nb::arg("block"))
+      .def("ends", &Proposals::Ends)
       .def("degrees", &Proposals::Degrees, nb::arg("block"))
       .def_prop_ro("counters", &Proposals::Counters)
       .def_prop_ro("task_count", &Proposals::task_count);

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "tasks.h"
 
@@ -26,6 +27,13 @@ class Simulator {
     std::int64_t built = 0;      // proposals for which tasks were built
     std::int64_t run = 0;        // proposals that were simulated
     std::int64_t simulated = 0;  // tasks whose start was worked out
+  };
+
+  // When tasks that follow each other in the task order are over: one, or all of a batch.
+  struct Ended {
+    TaskOrder order;
+    std::int32_t count;
+    double end_s;
   };
 
   virtual ~Simulator() = default;
@@ -49,6 +57,12 @@ class Simulator {
 
   virtual const Placement& placement(std::int32_t block) const = 0;
   virtual std::int32_t task_count() const = 0;
+
+  // The timeline of what stands, in task order; empty if it is not kept.
+  //
+  // REQUIRES: Makespan() was called after the last Place(), and no proposal stands.
+  virtual std::vector<Ended> Ends() const { return {}; }
+
   const Counters& counters() const { return counters_; }
 
  protected:

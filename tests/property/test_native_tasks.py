@@ -6,6 +6,7 @@ import math
 from random import Random
 from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,7 +90,8 @@ def placed(
 def test_proposals_equal_full_simulations(
     method: native.Method, plan: tuple[Strategy, Machine], seed: int
 ) -> None:
-    """After any sequence of accepted and rejected proposals, the incremental makespan is the full one."""
+    """After any sequence of accepted and rejected proposals, the makespan is the full simulation's, and
+    so is the timeline where one is kept."""
     strategy, machine = plan
     random = Random(seed)
     problem = FlatProblem(strategy.graph, machine, COSTS, strategy.apart)
@@ -115,6 +117,11 @@ def test_proposals_equal_full_simulations(
         else:
             proposals.reject()
         assert proposals.makespan() == current_s
+        if method in ("engine", "full"):
+            _, end_s, _ = native_tasks(strategy, machine, COSTS).simulated()
+            counts, ends_s = proposals.ends()
+            batches = np.split(end_s, np.cumsum(counts)[:-1])
+            assert [batch.max() for batch in batches] == ends_s.tolist()
 
 
 @given(planned(), st.integers(0, 2**32), st.sampled_from([0.0, 0.01, 0.2]))
