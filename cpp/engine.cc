@@ -69,7 +69,7 @@ double Engine::Makespan() {
   proposed_ = -1;
   awaits_backward_ = false;
   Reserve();
-  ++run_;
+  NextRun();
   proposed_s_ = Run(0, kNever);
   Commit();
   LookAtPath();
@@ -82,7 +82,7 @@ double Engine::Propose(std::int32_t block, const Placement& placement, double th
   const double limit_fs = LimitOf(threshold_s);
   proposed_ = block;
   is_begun_ = false;
-  ++run_;
+  NextRun();
   if (!FitsCompute(block, placement, limit_fs)) return kNever;
   if (uses_path_ && path_.Propose(block, placement) * kFemto > limit_fs) return kNever;
   is_begun_ = true;
@@ -156,6 +156,16 @@ bool Engine::CatchUpBackward(double limit_fs) {
   });
   for (std::int32_t r = 0; r < resources_; ++r) left_fs_[r] = work_fs_[r] - done_fs_[r];
   return true;
+}
+
+// Numbers the next run; when the numbers are used up, what was marked with them is forgotten.
+void Engine::NextRun() {
+  if (++run_ < kLater) return;
+  run_ = 1;
+  for (Live& live : live_) live.run = 0;
+  for (std::vector<std::int32_t>* marks : {&rebuilt_in_, &awaited_in_, &pending_in_}) {
+    std::fill(marks->begin(), marks->end(), 0);
+  }
 }
 
 // Makes room for what is known by slot.

@@ -77,6 +77,7 @@ class Engine final : public Simulator {
   void Count(const Group& group, std::int64_t sign);
   bool FitsCounted(const Group& group, double limit_fs);
   bool Build(Pass pass, double limit_fs);
+  void NextRun();
   void Reserve();
   void PutOffBackward();
   bool CatchUpBackward(double limit_fs);
