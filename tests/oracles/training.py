@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from oracles.ranks import TIMEOUT_S, Ranks
-from soapstone.frontends.capture import Captured
+from soapstone.frontends.capture import Captured, capture
+from soapstone.frontends.zoo import ZOO
 from soapstone.machine import preset
 from soapstone.plan import Plan, read_plan, simulation, write_plan
 from soapstone.runtime.run import state_of
@@ -35,6 +37,26 @@ class Recipe:
     def optimizer_of(self, parameters: Any) -> torch.optim.Optimizer:
         """The optimizer for these parameters."""
         return getattr(torch.optim, self.optimizer)(parameters, **self.arguments)
+
+
+@cache
+def tiny(name: str, steps: int) -> tuple[nn.Module, list[tuple[Tensor, ...]], Captured]:
+    """The tiny model of the zoo in double precision, without dropout, and a batch for each step."""
+    torch.manual_seed(0)
+    model = ZOO[name]
+    options = {"dropout": 0.0} if "dropout" in model.options else {}
+    module = model.build(tiny=True, **options).double()
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    batches = [
+        tuple(
+            t.double() if t.is_floating_point() else t
+            for t in model.inputs(4, tiny=True, seed=step, **options)
+        )
+        for step in range(steps)
+    ]
+    return module, batches, capture(module, batches[0], name)
 
 
 def named_tensors(module: nn.Module, prefix: str = "") -> Tensors:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from copy import deepcopy
-from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -13,13 +12,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from oracles.ranks import Ranks
-from oracles.training import Recipe, Tensors, assert_same, trained_by_ranks, trained_plainly
+from oracles.training import Recipe, Tensors, assert_same, tiny, trained_by_ranks, trained_plainly
 from safetensors.torch import load_file
-from torch import nn
 
 from soapstone.errors import CheckpointError
-from soapstone.frontends.capture import Captured, capture
-from soapstone.frontends.zoo import ZOO
 from soapstone.machine import preset
 from soapstone.ops.box import Interval
 from soapstone.plan import Plan, simulation
@@ -31,6 +27,7 @@ from soapstone.runtime.wire import Wire
 from soapstone.search.baselines import data_parallel, single_device
 from soapstone.strategy.space import random_strategy
 
+STEPS = 4
 ADAM = Recipe("Adam", {"lr": 0.01})
 
 
@@ -41,21 +38,9 @@ def ranks() -> Iterator[Ranks]:
     started.close()
 
 
-@cache
-def tiny(name: str) -> tuple[nn.Module, list[tuple[torch.Tensor, ...]], Captured]:
-    torch.manual_seed(0)
-    model = ZOO[name]
-    module = model.build(tiny=True).double()
-    batches = [
-        tuple(t.double() if t.is_floating_point() else t for t in model.inputs(4, tiny=True, seed=step))
-        for step in range(4)
-    ]
-    return module, batches, capture(module, batches[0], name)
-
-
 def alone(name: str) -> Trainer:
     """A trainer of one rank."""
-    module, _, captured = tiny(name)
+    module, _, captured = tiny(name, STEPS)
     machine = preset("cpu:1x1")
     strategy = single_device(captured.graph, machine)
     plan = Plan(strategy, machine, simulation(strategy, machine).prediction)
@@ -68,7 +53,7 @@ def alone(name: str) -> Trainer:
 @pytest.mark.parametrize("name", ["rnntc", "resnet101"])
 def test_a_run_goes_on_under_another_plan(name: str, ranks: Ranks, tmp_path: Path) -> None:
     """Two steps on 4 ranks, one on 2, one on 1: as four steps of plain PyTorch."""
-    module, batches, captured = tiny(name)
+    module, batches, captured = tiny(name, STEPS)
     saved = tmp_path / "saved"
     plans = tmp_path / "plans"
     plans.mkdir()
@@ -89,7 +74,7 @@ def test_a_run_goes_on_under_another_plan(name: str, ranks: Ranks, tmp_path: Pat
 
 
 def test_a_checkpoint_fills_the_plain_module(ranks: Ranks, tmp_path: Path) -> None:
-    module, batches, captured = tiny("rnntc")
+    module, batches, captured = tiny("rnntc", STEPS)
     (tmp_path / "plans").mkdir()
     strategy = random_strategy(captured.graph, 3, Random(2))
     saved = tmp_path / "saved"
@@ -109,7 +94,7 @@ def test_a_checkpoint_fills_the_plain_module(ranks: Ranks, tmp_path: Path) -> No
 
 def test_a_run_that_ends_while_writing_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     trainer = alone("lenet")
-    _, batches, _ = tiny("lenet")
+    _, batches, _ = tiny("lenet", STEPS)
     trainer.step(batches[0])
     complete = trainer.save(tmp_path)
     (tmp_path / ".step-00000002.part").mkdir()

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 from oracles.ranks import Ranks
-from oracles.training import Recipe, assert_same, trained_by_ranks, trained_plainly
-from torch import nn
+from oracles.training import Recipe, assert_same, tiny, trained_by_ranks, trained_plainly
 
-from soapstone.frontends.capture import Captured, capture
-from soapstone.frontends.zoo import ZOO
 from soapstone.machine import preset
 from soapstone.plan import simulation
 from soapstone.runtime.linking import Links
@@ -24,6 +20,7 @@ from soapstone.strategy.space import Space, random_strategy
 from soapstone.strategy.strategy import Strategy
 
 RECIPE = Recipe("SGD", {"lr": 0.01, "momentum": 0.9})
+STEPS = 3
 MODELS = ("lenet", "resnet101", "rnnlm", "gpt2", "dlrm", "moe")
 
 
@@ -34,26 +31,10 @@ def ranks() -> Iterator[Ranks]:
     started.close()
 
 
-@cache
-def tiny(name: str) -> tuple[nn.Module, list[tuple[torch.Tensor, ...]], Captured]:
-    torch.manual_seed(0)
-    model = ZOO[name]
-    options = {"dropout": 0.0} if "dropout" in model.options else {}
-    module = model.build(tiny=True, **options).double()
-    batches = [
-        tuple(
-            t.double() if t.is_floating_point() else t
-            for t in model.inputs(4, tiny=True, seed=step, **options)
-        )
-        for step in range(3)
-    ]
-    return module, batches, capture(module, batches[0], name)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_shards_that_share_a_device_train_the_same(name: str, ranks: Ranks, tmp_path: Path) -> None:
     """Six virtual devices on three: copies, partial sums and statistics meet on one rank."""
-    module, batches, captured = tiny(name)
+    module, batches, captured = tiny(name, STEPS)
     spread = random_strategy(captured.graph, 6, Random(4), most_copies=3)
     folded = Strategy(
         captured.graph,
@@ -68,7 +49,7 @@ def test_shards_that_share_a_device_train_the_same(name: str, ranks: Ranks, tmp_
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_node_placed_by_itself_trains_the_same(name: str, ranks: Ranks, tmp_path: Path) -> None:
-    module, batches, captured = tiny(name)
+    module, batches, captured = tiny(name, STEPS)
     joined = Strategy(captured.graph, {}).blocks
     apart = frozenset(node.name for block in joined for node in block.followers)
     blocks = Strategy(captured.graph, {}, apart).blocks
@@ -81,7 +62,7 @@ def test_every_node_placed_by_itself_trains_the_same(name: str, ranks: Ranks, tm
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_order_is_one_in_which_tasks_can_run(name: str) -> None:
-    _, _, captured = tiny(name)
+    _, _, captured = tiny(name, STEPS)
     strategy = random_strategy(captured.graph, 4, Random(1), most_copies=2)
     simulated = simulation(strategy, preset("p100:1x4"))
     order = execution_order(simulated.tasks, simulated.timeline)
@@ -95,7 +76,7 @@ def test_the_order_is_one_in_which_tasks_can_run(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_what_one_rank_sends_another_receives(name: str) -> None:
     """Every message has two ends: the same tag, box and peer, and no tag is used twice."""
-    _, _, captured = tiny(name)
+    _, _, captured = tiny(name, STEPS)
     strategy = random_strategy(captured.graph, 4, Random(2), most_copies=2)
     tasks = simulation(strategy, preset("p100:1x4")).tasks
     sent, received = set(), set()

@@ -7,17 +7,13 @@ under 1e-9 of a value, most of it from models that divide by small deviations.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from random import Random
 
 import pytest
-import torch
 from oracles.ranks import Ranks
-from oracles.training import Recipe, assert_same, trained_by_ranks, trained_plainly
-from torch import nn
+from oracles.training import Recipe, assert_same, tiny, trained_by_ranks, trained_plainly
 
-from soapstone.frontends.capture import Captured, capture
 from soapstone.frontends.zoo import ZOO
 from soapstone.machine import preset
 from soapstone.search.baselines import data_parallel
@@ -42,29 +38,9 @@ def ranks() -> Iterator[Ranks]:
     started.close()
 
 
-@cache
-def tiny(name: str) -> tuple[nn.Module, list[tuple[torch.Tensor, ...]], Captured]:
-    """The tiny model in double precision, without dropout, and a batch for each step."""
-    torch.manual_seed(0)
-    model = ZOO[name]
-    options = {"dropout": 0.0} if "dropout" in model.options else {}
-    module = model.build(tiny=True, **options).double()
-    for part in module.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
-    batches = [
-        tuple(
-            t.double() if t.is_floating_point() else t
-            for t in model.inputs(4, tiny=True, seed=step, **options)
-        )
-        for step in range(STEPS)
-    ]
-    return module, batches, capture(module, batches[0], name)
-
-
 @pytest.mark.parametrize("name", ZOO)
 def test_data_parallel_training_is_the_same(name: str, ranks: Ranks, tmp_path: Path) -> None:
-    module, batches, captured = tiny(name)
+    module, batches, captured = tiny(name, STEPS)
     strategy = data_parallel(captured.graph, preset("cpu:1x2"))
     recipe = recipe_of(name)
     ours = trained_by_ranks(ranks, strategy, 2, captured, module, batches, recipe, tmp_path)
@@ -76,7 +52,7 @@ def test_data_parallel_training_is_the_same(name: str, ranks: Ranks, tmp_path: P
 def test_training_under_a_random_strategy_is_the_same(
     name: str, seed: int, ranks: Ranks, tmp_path: Path
 ) -> None:
-    module, batches, captured = tiny(name)
+    module, batches, captured = tiny(name, STEPS)
     devices = 2 + 2 * (seed % 2)
     strategy = random_strategy(captured.graph, devices, Random(seed), most_copies=2)
     recipe = recipe_of(name)
