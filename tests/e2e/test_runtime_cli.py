@@ -88,10 +88,13 @@ def children(parent: int) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_rank_ends_the_run_in_one_sentence(victim: int, plans: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("victim", "every"), [(0, 5), (1, 5), (1, 1)])
+def test_a_killed_rank_ends_the_run_in_one_sentence(
+    victim: int, every: int, plans: Path, tmp_path: Path
+) -> None:
+    """Also amid a checkpoint, which is nearly always being written if there is one at every step."""
     command = [*PROGRAM, "train", str(plans / "plan2.json"), "--steps", "1000000"]
-    command += ["--checkpoint", str(tmp_path), "--every", "5"]
+    command += ["--checkpoint", str(tmp_path), "--every", str(every)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + PATIENCE_S
         while not (tmp_path / "latest").exists() and time.monotonic() < until:

@@ -90,6 +90,9 @@ def save(folder: Path, run: Run, optimizer: Optimizer, step: int, wire: Wire) ->
         _together(wire)
     except OSError as error:
         raise CheckpointError(f"{folder}: the checkpoint cannot be written ({error.strerror}).") from error
+    except (RuntimeError, CheckpointException) as error:
+        # Every rank takes part in a checkpoint: one that is gone fails the others here too.
+        raise wire.failure(f"the checkpoint '{name}'", error) from error
     return final
 
 

@@ -151,7 +151,7 @@ class Wire:
             with contextlib.suppress(RuntimeError, ValueError, AttributeError):
                 dist.distributed_c10d._get_default_store().set(f"{_FAILED}{self.rank}", sentence)
 
-    def failure(self, what: str, error: RuntimeError) -> TrainingError:
+    def failure(self, what: str, error: BaseException) -> TrainingError:
         """What to say when a wait failed; rank 0 says it for all."""
         others, failed = self._said_by_others(what, "timed out" in str(error).lower())
         if failed:

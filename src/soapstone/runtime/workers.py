@@ -18,7 +18,7 @@ from typing import IO
 
 from soapstone.errors import TrainingError
 
-GRACE_S = 6.0
+GRACE_S = 12.0
 """[choice] How long the other ranks may take to end by themselves once one has failed: longer than rank
 0 takes to ask what everyone was waiting for."""
 
@@ -58,7 +58,7 @@ def _started(arguments: Sequence[str], environment: Mapping[str, str], said: IO[
 def _environment(count: int) -> dict[str, str]:
     """What torch.distributed and the ranks' libraries are told; what the user has set stays."""
     threads = max(1, (os.cpu_count() or 1) // count)
-    chosen = {"OMP_NUM_THREADS": str(threads), **ALLOCATOR}
+    chosen = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR", **ALLOCATOR}
     return {
         **{name: value for name, value in chosen.items() if name not in os.environ},
         "WORLD_SIZE": str(count),
