@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "moves.h"
 #include "problem.h"
 #include "random.h"
 #include "simulator.h"
@@ -27,6 +28,7 @@ enum class Method {
 
 struct ChainOptions {
   Method method = Method::kEngine;
+  MoveKind moves = MoveKind::kPaper;
   bool uses_threshold = true;  // by an Engine; the others have none
 };
 
@@ -46,25 +48,31 @@ class Chain {
   // Places every block at random.
   void PlaceAtRandom();
 
-  // Makes proposals: a block and a placement of it, both drawn uniformly, accepted with probability
-  // exp(-(increase of the makespan) / temperature_s). Returns how many were accepted.
+  // Makes proposals, accepted with probability exp(-(increase of the makespan) / temperature_s). Returns how
+  // many were accepted.
   //
   // REQUIRES: every block is placed.
   std::int64_t Step(std::int64_t proposals, double temperature_s);
 
   double makespan_s() { return simulator_->Makespan(); }
+
+  // The best strategy that the chain has been at since it was last placed by hand, and how many proposals
+  // that took.
   double best_s() const { return best_s_; }
   const std::vector<Placement>& best() const { return best_; }
+  std::int64_t best_at() const { return best_at_; }
+  std::int64_t proposals() const { return proposals_; }
 
  private:
-  void Draw(std::int32_t block, Placement* placement);
+  void KeepBest(double makespan_s);
 
   Space space_;
   std::unique_ptr<Simulator> simulator_;
+  Moves moves_;
   Random random_;
-  std::vector<std::int32_t> deck_;  // devices, in the order they were last shuffled
-  Placement drawn_;
+  std::int64_t proposals_ = 0;
   double best_s_ = Simulator::kNever;
+  std::int64_t best_at_ = 0;
   std::vector<Placement> best_;
 };
 

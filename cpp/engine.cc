@@ -66,7 +66,7 @@ double Engine::Makespan() {
   std::fill(first_backward_.begin(), first_backward_.end(), kLater);
   last_moment_ = graph_.task_count();
   snapshot_count_ = 0;
-  proposed_ = -1;
+  changes_ = {};
   awaits_backward_ = false;
   Reserve();
   NextRun();
@@ -77,40 +77,43 @@ double Engine::Makespan() {
   return makespan_s_;
 }
 
-double Engine::Propose(std::int32_t block, const Placement& placement, double threshold_s) {
+double Engine::Propose(std::span<const Change> changes, double threshold_s) {
   if (!options_.uses_threshold) threshold_s = kNever;
   const double limit_fs = LimitOf(threshold_s);
-  proposed_ = block;
+  changes_ = changes;
   is_begun_ = false;
   NextRun();
-  if (!FitsCompute(block, placement, limit_fs)) return kNever;
-  if (uses_path_ && path_.Propose(block, placement) * kFemto > limit_fs) return kNever;
+  if (!FitsCompute(limit_fs)) return kNever;
+  if (uses_path_ && path_.Propose(changes) * kFemto > limit_fs) return kNever;
   is_begun_ = true;
   ++counters_.built;
   saved_work_fs_ = work_fs_;
+  had_root_.clear();
+  for (const Change& change : changes) had_root_.push_back(has_root_[change.block]);
+  graph_.Begin(changes);
   for (const Pass pass : {kForwardPass, kBackwardPass}) {
-    for (const std::int32_t group : graph_.touched(block, pass)) {
+    for (const std::int32_t group : graph_.affected(pass)) {
       Count(graph_.groups()[group], -1);
       rebuilt_in_[group] = run_;
     }
   }
-  graph_.Begin(block, placement);
   if (!Build(kForwardPass, limit_fs)) return kNever;
-  has_root_now_ = HasRoot(block);
-  if (graph_.AwaitsGradient(block)) {
+  for (const Change& change : changes) has_root_[change.block] = HasRoot(change.block);
+  const auto awaits_gradient = [this](const Change& change) { return graph_.AwaitsGradient(change.block); };
+  if (std::all_of(changes.begin(), changes.end(), awaits_gradient)) {
     PutOffBackward();
   } else {
     awaits_backward_ = false;
     if (!Build(kBackwardPass, limit_fs)) return kNever;
   }
   ++counters_.run;
-  proposed_s_ = Run(options_.uses_rewind ? FirstMoment(block) : 0, threshold_s);
+  proposed_s_ = Run(options_.uses_rewind ? FirstMoment() : 0, threshold_s);
   return proposed_s_;
 }
 
 // Rebuilds the groups of one pass. False if that shows that the limit cannot be met.
 bool Engine::Build(Pass pass, double limit_fs) {
-  for (const std::int32_t group : graph_.touched(proposed_, pass)) {
+  for (const std::int32_t group : graph_.affected(pass)) {
     graph_.Rebuild(group);
     Count(graph_.groups()[group], 1);
     if (!FitsCounted(graph_.groups()[group], limit_fs)) return false;
@@ -126,25 +129,29 @@ bool Engine::Build(Pass pass, double limit_fs) {
 void Engine::PutOffBackward() {
   awaits_backward_ = true;
   is_backward_due_ = false;
-  awaited_in_[proposed_] = run_;
-  for (const std::int32_t group : graph_.touched(proposed_, kBackwardPass)) {
+  for (const std::int32_t group : graph_.affected(kBackwardPass)) {
     for (const Attachment& attachment : graph_.groups()[group].attached) awaited_in_[attachment.block] = run_;
   }
-  pending_in_[proposed_] = run_;
-  for (const std::int32_t writer : graph_.writers(proposed_)) pending_in_[writer] = run_;
+  pending_.clear();
+  const auto put_off = [this](std::int32_t block) {
+    if (std::exchange(pending_in_[block], run_) != run_) pending_.push_back(block);
+  };
+  for (const Change& change : changes_) {
+    awaited_in_[change.block] = run_;
+    put_off(change.block);
+    for (const std::int32_t writer : graph_.writers(change.block)) put_off(writer);
+  }
 }
 
 bool Engine::CatchUpBackward(double limit_fs) {
   awaits_backward_ = false;
   const auto for_each_pending = [this](const auto& visit) {
-    const auto visit_block = [&](std::int32_t block) {
+    for (const std::int32_t block : pending_) {
       const std::int32_t first = graph_.groups()[block].first;
       for (std::int32_t i = graph_.PassTasks(block); i < graph_.ComputeTasks(block); ++i) {
         if (live_[first + i].run == run_) visit(first + i);
       }
-    };
-    visit_block(proposed_);
-    for (const std::int32_t writer : graph_.writers(proposed_)) visit_block(writer);
+    }
   };
   for_each_pending([this](std::int32_t slot) {
     live_[slot].remaining -= PendingOf(slot) + graph_.waits()[slot];
@@ -179,26 +186,25 @@ void Engine::Reserve() {
 }
 
 void Engine::Accept() {
-  if (proposed_ < 0) return;
+  if (changes_.empty()) return;
   for (const Pass pass : {kForwardPass, kBackwardPass}) {
-    for (const std::int32_t group : graph_.touched(proposed_, pass)) predecessors_.Forget(group);
+    for (const std::int32_t group : graph_.affected(pass)) predecessors_.Forget(group);
   }
   compute_fs_.swap(new_compute_fs_);
-  has_root_[proposed_] = has_root_now_;
   if (uses_path_) path_.Accept();
   graph_.Keep();
   Commit();
   if (--until_path_ == 0) LookAtPath();
-  proposed_ = -1;
+  changes_ = {};
 }
 
 void Engine::Reject() {
-  if (proposed_ < 0) return;
-  if (is_begun_) {
+  if (is_begun_ && !changes_.empty()) {
     graph_.Undo();
     work_fs_.swap(saved_work_fs_);
+    for (std::size_t i = 0; i < changes_.size(); ++i) has_root_[changes_[i].block] = had_root_[i];
   }
-  proposed_ = -1;
+  changes_ = {};
 }
 
 std::vector<Simulator::Ended> Engine::Ends() const {
@@ -223,7 +229,7 @@ void Engine::LookAtPath() {
 }
 
 // Whether every device could do its compute tasks in time.
-bool Engine::FitsCompute(std::int32_t block, const Placement& placement, double limit_fs) {
+bool Engine::FitsCompute(double limit_fs) {
   const std::vector<std::int32_t>& kind = graph_.problem().machine.kind;
   const auto count = [&](const Placement& placed, std::int64_t sign) {
     const Layout& layout = *placed.layout;
@@ -234,10 +240,14 @@ bool Engine::FitsCompute(std::int32_t block, const Placement& placement, double 
     }
   };
   std::copy(compute_fs_.begin(), compute_fs_.end(), new_compute_fs_.begin());
-  count(graph_.placement(block), -1);
-  count(placement, 1);
-  return std::all_of(placement.devices.begin(), placement.devices.end(), [&](std::int32_t device) {
-    return static_cast<double>(new_compute_fs_[device]) <= limit_fs;
+  for (const Change& change : changes_) {
+    count(graph_.placement(change.block), -1);
+    count(change.placement, 1);
+  }
+  return std::all_of(changes_.begin(), changes_.end(), [&](const Change& change) {
+    return std::all_of(change.placement.devices.begin(), change.placement.devices.end(), [&](std::int32_t device) {
+      return static_cast<double>(new_compute_fs_[device]) <= limit_fs;
+    });
   });
 }
 
@@ -280,18 +290,21 @@ bool Engine::HasRoot(std::int32_t block) const {
   return std::any_of(waits, waits + graph_.ComputeTasks(block), [](std::int32_t each) { return each == 0; });
 }
 
-// The first moment at which the placement of a block can matter: when the first is taken of the tasks that
-// give to, or compute with, what is rebuilt. Forward tasks of its readers come after its own, and its own
-// after those of the writers.
-std::int32_t Engine::FirstMoment(std::int32_t block) const {
-  if (has_root_[block] || has_root_now_ || graph_.writers(block).empty()) return 0;
+// The first moment at which the placements of the changed blocks can matter: when the first is taken of the
+// tasks that give to, or compute with, what is rebuilt. Forward tasks of a block's readers come after its own,
+// and its own after those of the writers.
+std::int32_t Engine::FirstMoment() const {
   std::int32_t first = kLater;
-  for (const std::int32_t writer : graph_.writers(block)) first = std::min(first, first_forward_[writer]);
-  for (const std::int32_t sharer : graph_.sharers(block)) first = std::min(first, first_backward_[sharer]);
-  for (const Pass pass : {kForwardPass, kBackwardPass}) {
-    for (const TaskGraph::Touch& touch : graph_.touching(block, pass)) {
-      for (const Attachment& attachment : graph_.groups()[touch.group].attached) {
-        first = std::min(first, first_backward_[attachment.block]);
+  for (std::size_t i = 0; i < changes_.size(); ++i) {
+    const std::int32_t block = changes_[i].block;
+    if (had_root_[i] || has_root_[block] || graph_.writers(block).empty()) return 0;
+    for (const std::int32_t writer : graph_.writers(block)) first = std::min(first, first_forward_[writer]);
+    for (const std::int32_t sharer : graph_.sharers(block)) first = std::min(first, first_backward_[sharer]);
+    for (const Pass pass : {kForwardPass, kBackwardPass}) {
+      for (const TaskGraph::Touch& touch : graph_.touching(block, pass)) {
+        for (const Attachment& attachment : graph_.groups()[touch.group].attached) {
+          first = std::min(first, first_backward_[attachment.block]);
+        }
       }
     }
   }
@@ -314,7 +327,7 @@ void Engine::Start(std::int32_t from, double limit_s) {
     std::fill(done_fs_.begin(), done_fs_.end(), 0);
     queue_.Reset(last_moment_, 0, last_s);
     for (std::int32_t block = 0; block < graph_.block_count(); ++block) {
-      if (!(block == proposed_ ? has_root_now_ : has_root_[block])) continue;
+      if (!has_root_[block]) continue;
       const Group& group = graph_.groups()[block];
       for (std::int32_t slot = group.first; slot < group.first + graph_.ComputeTasks(block); ++slot) {
         if (graph_.waits()[slot] > 0) continue;
@@ -441,10 +454,10 @@ void Engine::Revive(std::int32_t slot) {
   });
 }
 
-// What is added to what a task waits for, while that is not yet known. A task of the proposed block surely
-// waits for something more: a gradient.
+// What is added to what a task waits for, while that is not yet known. A task of a changed block surely waits
+// for something more: a gradient.
 std::int32_t Engine::PendingOf(std::int32_t slot) const {
-  return graph_.group_of()[slot] == proposed_ ? kPending + 1 : kPending;
+  return rebuilt_in_[graph_.group_of()[slot]] == run_ ? kPending + 1 : kPending;
 }
 
 bool Engine::IsPending(std::int32_t slot) const {

@@ -16,6 +16,7 @@
 #define SOAPSTONE_CPP_ENGINE_H_
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "calendar.h"
@@ -41,7 +42,7 @@ class Engine final : public Simulator {
   void Place(std::int32_t block, const Placement& placement) override;
   double Makespan() override;
   // kNever as soon as the makespan is certain to exceed the threshold.
-  double Propose(std::int32_t block, const Placement& placement, double threshold_s) override;
+  double Propose(std::span<const Change> changes, double threshold_s) override;
   void Accept() override;
   void Reject() override;
 
@@ -73,7 +74,7 @@ class Engine final : public Simulator {
   };
 
   void LookAtPath();
-  bool FitsCompute(std::int32_t block, const Placement& placement, double limit_fs);
+  bool FitsCompute(double limit_fs);
   void Count(const Group& group, std::int64_t sign);
   bool FitsCounted(const Group& group, double limit_fs);
   bool Build(Pass pass, double limit_fs);
@@ -85,7 +86,7 @@ class Engine final : public Simulator {
   std::int32_t PendingOf(std::int32_t slot) const;
   bool IsAwaited(std::int32_t slot) const;
   bool HasRoot(std::int32_t block) const;
-  std::int32_t FirstMoment(std::int32_t block) const;
+  std::int32_t FirstMoment() const;
   double Run(std::int32_t from, double threshold_s);
   void Start(std::int32_t from, double limit_s);
   bool FitsLeft(double now_s, double limit_fs) const;
@@ -120,15 +121,16 @@ class Engine final : public Simulator {
   Predecessors predecessors_;
 
   // The proposal.
-  std::int32_t proposed_ = -1;
+  std::span<const Change> changes_;
   bool is_begun_ = false;
   std::int32_t until_path_ = 0;
   bool uses_path_ = false;  // whether the bound of the longest path is close enough to be of use
-  bool has_root_now_ = false;
+  std::vector<std::uint8_t> had_root_;  // by change, before it
   bool awaits_backward_ = false;  // whether the groups of the backward pass are still to be rebuilt
   bool is_backward_due_ = false;  // whether it is time to do so
   std::vector<std::int32_t> awaited_in_;  // by block: the run in which taking its backward tasks makes it so
   std::vector<std::int32_t> pending_in_;  // by block: the run in which what they wait for is not yet known
+  std::vector<std::int32_t> pending_;     // such blocks
   double proposed_s_ = 0;
 
   // The simulation under way.

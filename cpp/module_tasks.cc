@@ -144,7 +144,8 @@ class Proposals {
     chain_.makespan_s();
     const Layout* layout = chain_.space()->Find(block, degrees);
     if (layout == nullptr) return Simulator::kNever;
-    return chain_.simulator()->Propose(block, Placement{layout, copies, std::move(devices)}, threshold_s);
+    proposed_.assign(1, Change{block, Placement{layout, copies, std::move(devices)}});
+    return chain_.simulator()->Propose(proposed_, threshold_s);
   }
 
   void Accept() { chain_.simulator()->Accept(); }
@@ -177,6 +178,16 @@ class Proposals {
     return nb::make_tuple(placement.layout->degrees, placement.copies, placement.devices);
   }
 
+  // The same as it was when the chain was at its best.
+  nb::tuple Best(std::int32_t block) {
+    CheckBlock(*problem_, block);
+    if (chain_.best_s() == Simulator::kNever) throw std::invalid_argument("the chain has made no step");
+    const Placement& placement = chain_.best()[block];
+    return nb::make_tuple(placement.layout->degrees, placement.copies, placement.devices);
+  }
+  double best_s() const { return chain_.best_s(); }
+  std::int64_t best_at() const { return chain_.best_at(); }
+
   // The degrees of every layout that may be drawn for a block.
   std::vector<std::vector<std::int32_t>> Degrees(std::int32_t block) {
     CheckBlock(*problem_, block);
@@ -200,6 +211,7 @@ class Proposals {
 
   std::shared_ptr<const Problem> problem_;
   std::set<std::int32_t> placed_;
+  std::vector<Change> proposed_;
   Chain chain_;
 };
 
@@ -321,11 +333,13 @@ void BindTasks(nb::module_& module) {
   nb::class_<Proposals>(module, "Proposals")
       .def("__init__",
            [](Proposals* self, const Problem& problem, std::uint64_t seed, const std::string& method,
-              bool uses_threshold) {
-             const ChainOptions options{MethodNamed(method), uses_threshold};
+              bool uses_threshold, bool is_structured) {
+             const MoveKind moves = is_structured ? MoveKind::kStructured : MoveKind::kPaper;
+             const ChainOptions options{MethodNamed(method), moves, uses_threshold};
              new (self) Proposals(std::make_shared<const Problem>(problem), seed, options);
            },
-           nb::arg("problem"), nb::arg("seed") = 0, nb::arg("method") = "engine", nb::arg("uses_threshold") = true)
+           nb::arg("problem"), nb::arg("seed") = 0, nb::arg("method") = "engine", nb::arg("uses_threshold") = true,
+           nb::arg("is_structured") = false)
       .def("place", &Proposals::Place, nb::arg("block"), nb::arg("degrees"), nb::arg("copies"),
            nb::arg("devices"))
       .def("makespan", &Proposals::Makespan)
@@ -336,6 +350,9 @@ void BindTasks(nb::module_& module) {
       .def("place_at_random", &Proposals::PlaceAtRandom)
       .def("step", &Proposals::Step, nb::arg("proposals"), nb::arg("temperature_s"))
       .def("placed", &Proposals::Placed, nb::arg("block"))
+      .def("best", &Proposals::Best, nb::arg("block"))
+      .def_prop_ro("best_s", &Proposals::best_s)
+      .def_prop_ro("best_at", &Proposals::best_at)
       .def("ends", &Proposals::Ends)
       .def("degrees", &Proposals::Degrees, nb::arg("block"))
       .def_prop_ro("counters", &Proposals::Counters)

@@ -32,52 +32,52 @@ double PaperDelta::Makespan() {
   return makespan_s_;
 }
 
-double PaperDelta::Propose(std::int32_t block, const Placement& placement, double) {
-  proposed_ = block;
+double PaperDelta::Propose(std::span<const Change> changes, double) {
+  is_proposed_ = true;
   ++run_;
   ++counters_.built;
   ++counters_.run;
   saved_.clear();
   saved_resources_.clear();
-  TakeOut(block);
-  graph_.Begin(block, placement);
+  graph_.Begin(changes);
+  TakeOut();
   for (const Pass pass : {kForwardPass, kBackwardPass}) {
-    for (const std::int32_t group : graph_.touched(block, pass)) {
+    for (const std::int32_t group : graph_.affected(pass)) {
       graph_.Rebuild(group);
       predecessors_.PutAside(group);
       Forget(graph_.groups()[group]);
     }
     graph_.Link(pass);
   }
-  LookAtAffected(block);
+  LookAtAffected();
   proposed_s_ = Propagate();
   return proposed_s_;
 }
 
 void PaperDelta::Accept() {
-  if (proposed_ < 0) return;
+  if (!is_proposed_) return;
   graph_.Keep();
   makespan_s_ = proposed_s_;
-  proposed_ = -1;
+  is_proposed_ = false;
 }
 
 void PaperDelta::Reject() {
-  if (proposed_ < 0) return;
+  if (!is_proposed_) return;
   graph_.Undo();
   for (const Pass pass : {kForwardPass, kBackwardPass}) {
-    for (const std::int32_t group : graph_.touched(proposed_, pass)) predecessors_.TakeBack(group);
+    for (const std::int32_t group : graph_.affected(pass)) predecessors_.TakeBack(group);
   }
   for (const Saved& saved : saved_) times_[saved.slot] = saved.times;
   for (const std::int32_t resource : saved_resources_) std::swap(lists_[resource], saved_lists_[resource]);
-  proposed_ = -1;
+  is_proposed_ = false;
 }
 
 // -- the change -------------------------------------------------------------------------------------------
 
 // Takes the tasks of the groups that are to be rebuilt out of the lists.
-void PaperDelta::TakeOut(std::int32_t block) {
+void PaperDelta::TakeOut() {
   for (const Pass pass : {kForwardPass, kBackwardPass}) {
-    for (const std::int32_t number : graph_.touched(block, pass)) {
+    for (const std::int32_t number : graph_.affected(pass)) {
       replaced_in_[number] = run_;
       const Group& group = graph_.groups()[number];
       for (std::int32_t i = 0; i < group.tasks; ++i) SaveList(graph_.slots()[group.first + i].resource);
@@ -100,12 +100,12 @@ void PaperDelta::TakeOut(std::int32_t block) {
 }
 
 // Looks at the tasks of the rebuilt groups and at those that these are attached to.
-void PaperDelta::LookAtAffected(std::int32_t block) {
+void PaperDelta::LookAtAffected() {
   for (const Pass pass : {kForwardPass, kBackwardPass}) {
-    for (const std::int32_t number : graph_.touched(block, pass)) {
+    for (const std::int32_t number : graph_.affected(pass)) {
       LookAtAll(number);
       for (const Attachment& attachment : graph_.groups()[number].attached) {
-        if (attachment.block == block) continue;
+        if (replaced_in_[attachment.block] == run_) continue;
         const std::int32_t first = graph_.groups()[attachment.block].first;
         const std::int32_t forward = graph_.PassTasks(attachment.block);
         const std::int32_t begin = pass == kForwardPass ? 0 : forward;

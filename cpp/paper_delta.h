@@ -41,7 +41,7 @@ class PaperDelta final : public Simulator {
   void Place(std::int32_t block, const Placement& placement) override;
   double Makespan() override;
   // The makespan whatever the threshold.
-  double Propose(std::int32_t block, const Placement& placement, double threshold_s) override;
+  double Propose(std::span<const Change> changes, double threshold_s) override;
   void Accept() override;
   void Reject() override;
 
@@ -70,8 +70,8 @@ class PaperDelta final : public Simulator {
     Times times;
   };
 
-  void TakeOut(std::int32_t block);
-  void LookAtAffected(std::int32_t block);
+  void TakeOut();
+  void LookAtAffected();
   void LookAtAll(std::int32_t group);
   void LookAt(std::int32_t slot);
   bool Update(std::int32_t slot);
@@ -95,7 +95,7 @@ class PaperDelta final : public Simulator {
   std::vector<std::int32_t> left_behind_;  // slots whose neighbour before them has gone
 
   // The proposal, and how to take it back.
-  std::int32_t proposed_ = -1;
+  bool is_proposed_ = false;
   double proposed_s_ = 0;
   std::int32_t run_ = 0;
   std::vector<std::int32_t> replaced_in_;    // by group: the run in which it was rebuilt

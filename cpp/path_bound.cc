@@ -19,7 +19,8 @@ PathBound::PathBound(const Problem* problem, const BoxTables* tables, const Task
       forward_s_(problem->blocks.size(), 0),
       backward_s_(problem->blocks.size(), 0),
       awaits_gradient_(problem->blocks.size(), 0),
-      end_s_(problem->blocks.size(), 0) {
+      end_s_(problem->blocks.size(), 0),
+      proposed_(problem->blocks.size(), nullptr) {
   std::vector<std::int32_t> writer(problem->values.size(), -1);
   for (std::size_t b = 0; b < problem->blocks.size(); ++b) {
     const auto block = static_cast<std::int32_t>(b);
@@ -70,7 +71,7 @@ PathBound::PathBound(const Problem* problem, const BoxTables* tables, const Task
 }
 
 void PathBound::Reset() {
-  proposed_ = -1;
+  Forget();
   for (std::int32_t block = 0; block < graph_->block_count(); ++block) SetBlock(block);
   for (std::size_t edge = 0; edge < edges_.size(); ++edge) wait_s_[edge] = WaitOf(edges_[edge]);
   current_s_ = Longest();
@@ -163,19 +164,18 @@ double PathBound::Longest() {
   return longest_s;
 }
 
-double PathBound::Propose(std::int32_t block, const Placement& placement) {
+double PathBound::Propose(std::span<const Change> changes) {
   Restore();
-  proposed_ = block;
-  placement_ = &placement;
-  old_forward_s_ = forward_s_[block];
-  old_backward_s_ = backward_s_[block];
-  old_awaits_ = awaits_gradient_[block];
-  old_wait_s_.clear();
-  SetBlock(block);
-  for (const std::vector<std::int32_t>* edges : {&into_[block], &out_of_[block]}) {
-    for (const std::int32_t edge : *edges) {
-      old_wait_s_.push_back(wait_s_[edge]);
-      wait_s_[edge] = WaitOf(edges_[edge]);
+  for (const Change& change : changes) proposed_[change.block] = &change.placement;
+  for (const Change& change : changes) {
+    const std::int32_t block = change.block;
+    old_blocks_.push_back({block, forward_s_[block], backward_s_[block], awaits_gradient_[block]});
+    SetBlock(block);
+    for (const std::vector<std::int32_t>* edges : {&into_[block], &out_of_[block]}) {
+      for (const std::int32_t edge : *edges) {
+        old_waits_.push_back({edge, wait_s_[edge]});
+        wait_s_[edge] = WaitOf(edges_[edge]);
+      }
     }
   }
   proposed_s_ = Longest();
@@ -184,20 +184,25 @@ double PathBound::Propose(std::int32_t block, const Placement& placement) {
 
 void PathBound::Accept() {
   current_s_ = proposed_s_;
-  proposed_ = -1;
+  Forget();
 }
 
-// Forgets a proposal that was not accepted.
+// Takes back a proposal that was not accepted.
 void PathBound::Restore() {
-  if (proposed_ < 0) return;
-  forward_s_[proposed_] = old_forward_s_;
-  backward_s_[proposed_] = old_backward_s_;
-  awaits_gradient_[proposed_] = old_awaits_;
-  auto old = old_wait_s_.begin();
-  for (const std::vector<std::int32_t>* edges : {&into_[proposed_], &out_of_[proposed_]}) {
-    for (const std::int32_t edge : *edges) wait_s_[edge] = *old++;
+  for (const OldBlock& old : old_blocks_) {
+    forward_s_[old.block] = old.forward_s;
+    backward_s_[old.block] = old.backward_s;
+    awaits_gradient_[old.block] = old.awaits_gradient;
   }
-  proposed_ = -1;
+  // The edge between two changed blocks was replaced twice.
+  for (std::size_t i = old_waits_.size(); i-- > 0;) wait_s_[old_waits_[i].edge] = old_waits_[i].wait_s;
+  Forget();
+}
+
+void PathBound::Forget() {
+  for (const OldBlock& old : old_blocks_) proposed_[old.block] = nullptr;
+  old_blocks_.clear();
+  old_waits_.clear();
 }
 
 }  // namespace soapstone

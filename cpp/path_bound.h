@@ -9,6 +9,7 @@
 #define SOAPSTONE_CPP_PATH_BOUND_H_
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "layout.h"
@@ -25,8 +26,10 @@ class PathBound {
   // Takes over all that is placed.
   void Reset();
 
-  // The bound if a block were placed so. Stands until the next call, for Accept().
-  double Propose(std::int32_t block, const Placement& placement);
+  // The bound if some blocks were placed so. Stands until the next call, for Accept().
+  //
+  // REQUIRES: no block is named twice. The changes live until the next call.
+  double Propose(std::span<const Change> changes);
   void Accept();
 
   double current_s() const { return current_s_; }
@@ -41,7 +44,7 @@ class PathBound {
   };
 
   const Placement& PlacementOf(std::int32_t block) const {
-    return block == proposed_ ? *placement_ : graph_->placement(block);
+    return proposed_[block] != nullptr ? *proposed_[block] : graph_->placement(block);
   }
 
   // What the quickest of a reader's shards waits for a value at least; less than 0 if some shard reads none.
@@ -65,15 +68,23 @@ class PathBound {
   std::vector<double> end_s_;
   double current_s_ = 0;
 
-  // The proposal, and what it replaced.
-  std::int32_t proposed_ = -1;
-  const Placement* placement_ = nullptr;
-  double proposed_s_ = 0;
-  double old_forward_s_ = 0;
-  double old_backward_s_ = 0;
-  std::uint8_t old_awaits_ = 0;
-  std::vector<double> old_wait_s_;
+  // The proposal, and what it replaced, in the order of replacing.
+  struct OldBlock {
+    std::int32_t block;
+    double forward_s;
+    double backward_s;
+    std::uint8_t awaits_gradient;
+  };
+  struct OldWait {
+    std::int32_t edge;
+    double wait_s;
+  };
   void Restore();
+  void Forget();
+  std::vector<const Placement*> proposed_;  // by block; null for those that stay
+  double proposed_s_ = 0;
+  std::vector<OldBlock> old_blocks_;
+  std::vector<OldWait> old_waits_;
 };
 
 }  // namespace soapstone

@@ -20,6 +20,12 @@ struct Placement {
   std::vector<std::int32_t> devices;  // [shard * copies + copy]
 };
 
+// A block placed anew.
+struct Change {
+  std::int32_t block = 0;
+  Placement placement;
+};
+
 // Calls visit(place in the placement's devices) for the copies of some shards on one device.
 template <typename Visit>
 void ForEachOn(const Placement& placement, std::span<const std::int32_t> shards, std::int32_t device,

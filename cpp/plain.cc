@@ -337,26 +337,24 @@ double Plain::Makespan() {
   return makespan_s_;
 }
 
-double Plain::Propose(std::int32_t block, const Placement& placement, double) {
-  proposed_ = block;
+double Plain::Propose(std::span<const Change> changes, double) {
   ++counters_.built;
   ++counters_.run;
-  replaced_ = placement;
-  std::swap(strategy_[block], replaced_);
+  replaced_.assign(changes.begin(), changes.end());
+  for (Change& change : replaced_) std::swap(strategy_[change.block], change.placement);
   proposed_s_ = Simulated();
   return proposed_s_;
 }
 
 void Plain::Accept() {
-  if (proposed_ < 0) return;
+  if (replaced_.empty()) return;
   makespan_s_ = proposed_s_;
-  proposed_ = -1;
+  replaced_.clear();
 }
 
 void Plain::Reject() {
-  if (proposed_ < 0) return;
-  std::swap(strategy_[proposed_], replaced_);
-  proposed_ = -1;
+  for (Change& change : replaced_) std::swap(strategy_[change.block], change.placement);
+  replaced_.clear();
 }
 
 std::int32_t Plain::task_count() const {

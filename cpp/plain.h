@@ -28,7 +28,7 @@ class Plain final : public Simulator {
   void Place(std::int32_t block, const Placement& placement) override;
   double Makespan() override;
   // The makespan whatever the threshold.
-  double Propose(std::int32_t block, const Placement& placement, double threshold_s) override;
+  double Propose(std::span<const Change> changes, double threshold_s) override;
   void Accept() override;
   void Reject() override;
 
@@ -44,9 +44,8 @@ class Plain final : public Simulator {
   std::vector<Placement> strategy_;  // by block
   bool is_known_ = false;
   double makespan_s_ = 0;  // of what stands
-  std::int32_t proposed_ = -1;
   double proposed_s_ = 0;
-  Placement replaced_;
+  std::vector<Change> replaced_;  // what the proposed blocks were before
 };
 
 }  // namespace soapstone

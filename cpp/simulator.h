@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "tasks.h"
@@ -46,12 +47,12 @@ class Simulator {
   // REQUIRES: every block is placed.
   virtual double Makespan() = 0;
 
-  // The makespan if a block were placed so; if that exceeds `threshold_s`, anything that does. The proposal
+  // The makespan if some blocks were placed so; if that exceeds `threshold_s`, anything that does. The proposal
   // stands until Accept() or Reject(), one of which must follow; without a proposal they do nothing.
   //
-  // REQUIRES: Makespan() was called after the last Place(). A proposal that exceeds its threshold is
-  // rejected.
-  virtual double Propose(std::int32_t block, const Placement& placement, double threshold_s) = 0;
+  // REQUIRES: Makespan() was called after the last Place(). No block is named twice. A proposal that exceeds
+  // its threshold is rejected. The changes live until then.
+  virtual double Propose(std::span<const Change> changes, double threshold_s) = 0;
   virtual void Accept() = 0;
   virtual void Reject() = 0;
 

@@ -1,5 +1,8 @@
 #include "space.h"
 
+#include <algorithm>
+#include <functional>
+#include <numeric>
 #include <utility>
 
 namespace soapstone {
@@ -58,18 +61,42 @@ void Space::List(std::int32_t block) {
   std::vector<std::int32_t> degrees(leader.sizes.size(), 1);
   Extend(leader, 0, problem_->machine.device_count, &degrees, &choice.degrees);
   choice.layouts.assign(choice.degrees.size(), nullptr);
+  for (const std::vector<std::int32_t>& each : choice.degrees) {
+    choice.parts.push_back(std::accumulate(each.begin(), each.end(), 1, std::multiplies<>()));
+  }
+}
+
+const Layout* Space::Try(std::int32_t block, std::size_t at) {
+  Choice& choice = choices_[block];
+  if (choice.layouts[at] == nullptr) choice.layouts[at] = Find(block, choice.degrees[at]);
+  if (choice.layouts[at] != nullptr) return choice.layouts[at];
+  const auto place = static_cast<std::ptrdiff_t>(at);
+  choice.degrees.erase(choice.degrees.begin() + place);
+  choice.parts.erase(choice.parts.begin() + place);
+  choice.layouts.erase(choice.layouts.begin() + place);
+  return nullptr;
 }
 
 const Layout* Space::Draw(std::int32_t block, Random* random) {
   List(block);
   Choice& choice = choices_[block];
+  while (true) {  // the whole block is always legal
+    const Layout* layout = Try(block, random->Below(choice.degrees.size()));
+    if (layout != nullptr) return layout;
+  }
+}
+
+const Layout* Space::DrawParts(std::int32_t block, std::int32_t parts, Random* random) {
+  List(block);
+  const std::vector<std::int32_t>& listed = choices_[block].parts;
   while (true) {
-    const std::int32_t at = random->Below(choice.degrees.size());
-    if (choice.layouts[at] == nullptr) choice.layouts[at] = Find(block, choice.degrees[at]);
-    if (choice.layouts[at] != nullptr) return choice.layouts[at];
-    // It is not legal after all: forget it. The whole block always is.
-    choice.degrees.erase(choice.degrees.begin() + at);
-    choice.layouts.erase(choice.layouts.begin() + at);
+    const std::ptrdiff_t found = std::count(listed.begin(), listed.end(), parts);
+    if (found == 0) return nullptr;
+    auto left = static_cast<std::ptrdiff_t>(random->Below(found));
+    std::size_t at = 0;
+    while (listed[at] != parts || left-- > 0) ++at;
+    const Layout* layout = Try(block, at);
+    if (layout != nullptr) return layout;
   }
 }
 
@@ -77,13 +104,7 @@ std::size_t Space::Count(std::int32_t block) {
   List(block);
   Choice& choice = choices_[block];
   for (std::size_t at = 0; at < choice.degrees.size();) {
-    choice.layouts[at] = Find(block, choice.degrees[at]);
-    if (choice.layouts[at] != nullptr) {
-      ++at;
-      continue;
-    }
-    choice.degrees.erase(choice.degrees.begin() + static_cast<std::ptrdiff_t>(at));
-    choice.layouts.erase(choice.layouts.begin() + static_cast<std::ptrdiff_t>(at));
+    if (Try(block, at) != nullptr) ++at;
   }
   return choice.degrees.size();
 }

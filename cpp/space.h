@@ -35,6 +35,9 @@ class Space {
   // A layout with at most as many parts as there are devices, all being equally likely.
   const Layout* Draw(std::int32_t block, Random* random);
 
+  // A layout with so many parts; null if there is none.
+  const Layout* DrawParts(std::int32_t block, std::int32_t parts, Random* random);
+
   // How many there are; all of them are made.
   std::size_t Count(std::int32_t block);
 
@@ -45,6 +48,7 @@ class Space {
   struct Choice {
     bool is_listed = false;
     std::vector<std::vector<std::int32_t>> degrees;
+    std::vector<std::int32_t> parts;
     std::vector<const Layout*> layouts;  // null where not yet tried
   };
   struct Hash {
@@ -52,6 +56,8 @@ class Space {
   };
 
   void List(std::int32_t block);
+  // One of the listed; null if it is not legal after all, and then it is forgotten.
+  const Layout* Try(std::int32_t block, std::size_t at);
 
   const Problem* problem_;
   BoxTables tables_;

@@ -161,10 +161,29 @@ void TaskGraph::Refresh() {
   Keep();
 }
 
-void TaskGraph::Begin(std::int32_t block, const Placement& placement) {
-  changed_ = block;
-  std::swap(replaced_, placements_[block]);
-  placements_[block] = placement;
+void TaskGraph::Begin(std::span<const Change> changes) {
+  changes_ = changes.size();
+  if (replaced_.size() < changes_) replaced_.resize(changes_);
+  for (std::size_t i = 0; i < changes_; ++i) {
+    const std::int32_t block = changes[i].block;
+    replaced_[i].block = block;
+    std::swap(replaced_[i].placement, placements_[block]);
+    placements_[block] = changes[i].placement;
+  }
+  for (const Pass pass : {kForwardPass, kBackwardPass}) {
+    if (changes_ == 1) {
+      affected_[pass] = touched_[pass][changes[0].block];
+      continue;
+    }
+    std::vector<std::int32_t>& merged = merged_[pass];
+    merged.clear();
+    for (const Change& change : changes) {
+      merged.insert(merged.end(), touched_[pass][change.block].begin(), touched_[pass][change.block].end());
+    }
+    std::sort(merged.begin(), merged.end());
+    merged.erase(std::unique(merged.begin(), merged.end()), merged.end());
+    affected_[pass] = merged;
+  }
 }
 
 void TaskGraph::Rebuild(std::int32_t group) {
@@ -273,17 +292,18 @@ void TaskGraph::Keep() {
   }
   is_linked_[kForwardPass] = is_linked_[kBackwardPass] = false;
   rebuilt_.clear();
-  changed_ = -1;
+  changes_ = 0;
 }
 
 void TaskGraph::Undo() {
-  if (changed_ >= 0) std::swap(placements_[changed_], replaced_);
+  for (std::size_t i = 0; i < changes_; ++i) std::swap(placements_[replaced_[i].block], replaced_[i].placement);
   for (const std::int32_t group : rebuilt_) {
     std::swap(groups_[group], spare_[group]);
-    // The changed block has its old slots again, which still wait for what the group was.
+    // Changed blocks have their old slots again, which still wait for what the group was. They were rebuilt
+    // before any other group.
     for (std::size_t i = 0; i < groups_[group].attached.size(); ++i) {
       const std::int32_t block = groups_[group].attached[i].block;
-      if (block == changed_) continue;
+      if (is_new_[block]) continue;
       std::int32_t* waits =
           waits_.data() + groups_[block].first + (PassOf(group) == kForwardPass ? 0 : PassTasks(block));
       const std::vector<std::int32_t>& more = groups_[group].attached[i].waits;
@@ -297,7 +317,7 @@ void TaskGraph::Undo() {
     for (const std::int32_t block : relinked_[pass]) {
       if (pass == kBackwardPass && !problem_->blocks[block].needs_backward) continue;
       std::swap(linked_[pass][block], spare_linked_[pass][block]);
-      if (block != changed_) PointAt(block, pass);
+      if (!is_new_[block]) PointAt(block, pass);
     }
   }
   Keep();

@@ -123,10 +123,12 @@ class TaskGraph {
   // REQUIRES: every block is placed.
   void Refresh();
 
-  // A change: Begin(), then Rebuild() for the groups of touched(block, forward) in their order and
+  // A change of some blocks: Begin(), then Rebuild() for the groups of affected(forward) in their order and
   // Link(forward), then the same for the backward pass; stopping anywhere, to end with Undo(), or with Keep()
   // if nothing is left out.
-  void Begin(std::int32_t block, const Placement& placement);
+  //
+  // REQUIRES: no block is named twice.
+  void Begin(std::span<const Change> changes);
   void Rebuild(std::int32_t group);
   void Link(Pass pass);
   void Keep();
@@ -147,9 +149,9 @@ class TaskGraph {
   std::int32_t block_count() const { return static_cast<std::int32_t>(placements_.size()); }
   std::int32_t task_count() const;
 
-  // The groups that depend on a block's placement: forward its own and those of values; backward those of
-  // values' gradients and of weights.
-  std::span<const std::int32_t> touched(std::int32_t block, Pass pass) const { return touched_[pass][block]; }
+  // The groups that depend on the placements of the last change: forward the blocks' own and those of values;
+  // backward those of values' gradients and of weights.
+  std::span<const std::int32_t> affected(Pass pass) const { return affected_[pass]; }
 
   // The groups of values and weights that a block's tasks of a pass have edges with.
   std::span<const Touch> touching(std::int32_t block, Pass pass) const { return touching_[pass][block]; }
@@ -260,8 +262,10 @@ class TaskGraph {
   std::vector<std::vector<std::int32_t>> unused_;  // by power of two: first slots of ranges of that size
   std::vector<std::uint8_t> is_stale_;             // by group
   std::vector<std::uint8_t> is_new_;  // by block: rebuilt in this change, so no attachment counts yet
-  std::int32_t changed_ = -1;
-  Placement replaced_;
+  std::vector<Change> replaced_;  // what the changed blocks were before; memory after the first `changes_`
+  std::size_t changes_ = 0;
+  std::span<const std::int32_t> affected_[2];
+  std::vector<std::int32_t> merged_[2];  // groups of a change of several blocks
   std::vector<std::int32_t> rebuilt_;
   // All that follows the compute tasks of a block in a pass, put together from the groups that speak of them.
   std::vector<Rows> linked_[2];
@@ -279,7 +283,7 @@ class TaskGraph {
   std::vector<std::uint8_t> is_covered_;            // by value: whether gradients of all its elements arrive
   std::vector<std::int32_t> value_rank_;            // among the values of its writer
   std::vector<std::int32_t> weight_rank_;           // among the weights with its first user
-  std::vector<std::vector<std::int32_t>> touched_[2];  // by pass, by block
+  std::vector<std::vector<std::int32_t>> touched_[2];  // by pass, by block: groups, ascending
   std::vector<std::vector<Touch>> touching_[2];
   std::vector<std::vector<std::int32_t>> writers_;
   std::vector<std::vector<std::int32_t>> sharers_;

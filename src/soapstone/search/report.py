@@ -1,0 +1,115 @@
+"""What every search returns: the best strategy, and how it was found.
+
+A search ends for one of the reasons of `StopReason` and never by an exception: what it had found until
+then is always there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from soapstone.strategy.strategy import Strategy
+
+
+class StopReason(StrEnum):
+    """Why a search, or one of its starts, ended."""
+
+    BUDGET = "the budget was used up"
+    CONVERGED = "half of the search brought nothing better"
+    INTERRUPTED = "it was interrupted"
+    OPTIMAL = "nothing better exists"
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The best makespan known after so many proposals and seconds."""
+
+    elapsed_s: float
+    proposals: int
+    best_s: float
+
+
+@dataclass(frozen=True)
+class StartReport:
+    """What came of one initial strategy."""
+
+    name: str
+    first_s: float
+    best_s: float
+    proposals: int
+    accepted: int
+    stop: StopReason
+
+
+@dataclass(frozen=True)
+class SearchReport:
+    """The best strategy that was found. `makespan_s` is what the native core predicts for it, `fits`
+    whether every device has the memory for it. The curve is that of all starts together; no strategy takes
+    less than `lower_bound_s`, if that is known."""
+
+    method: str
+    seed: int
+    strategy: Strategy
+    makespan_s: float
+    fits: bool
+    curve: tuple[CurvePoint, ...]
+    starts: tuple[StartReport, ...]
+    elapsed_s: float
+    stop: StopReason
+    lower_bound_s: float | None = None
+
+    @property
+    def proposals(self) -> int:
+        """How many strategies were proposed in all."""
+        return sum(start.proposals for start in self.starts)
+
+    @property
+    def accepted(self) -> int:
+        """How many of them were accepted."""
+        return sum(start.accepted for start in self.starts)
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether it is proved that no strategy is better."""
+        return self.stop is StopReason.OPTIMAL
+
+    @property
+    def gap(self) -> float | None:
+        """By what part of the lower bound the strategy may be off the optimum; None if there is none."""
+        if self.is_optimal:
+            return 0.0
+        return self.makespan_s / self.lower_bound_s - 1 if self.lower_bound_s else None
+
+    def document(self) -> dict[str, Any]:
+        """What a plan file keeps of it, as JSON has it."""
+        return {
+            "method": self.method,
+            "seed": self.seed,
+            "makespan_s": self.makespan_s,
+            "fits": self.fits,
+            "proposals": self.proposals,
+            "accepted": self.accepted,
+            "elapsed_s": self.elapsed_s,
+            "stop": self.stop.value,
+            "is_optimal": self.is_optimal,
+            "lower_bound_s": self.lower_bound_s,
+            "curve": [[point.elapsed_s, point.proposals, point.best_s] for point in self.curve],
+            "starts": [
+                {
+                    "name": start.name,
+                    "first_s": start.first_s,
+                    "best_s": start.best_s,
+                    "proposals": start.proposals,
+                    "accepted": start.accepted,
+                    "stop": start.stop.value,
+                }
+                for start in self.starts
+            ],
+        }
+
+
+ShowSearch = Callable[[float, str], None]
+"""Called now and then with the part of the budget that is used up and a few words on what was found."""
