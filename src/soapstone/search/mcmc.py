@@ -1,0 +1,307 @@
+"""Markov chains over strategies (FlexFlow 6): Metropolis-Hastings with the simulator as the energy.
+
+FlexFlow 6.1, equation 1: a strategy that takes dt longer is accepted with probability exp(-beta dt)
+-> `Chain::Step` in cpp/chain.cc. FlexFlow 6.2: starts from known and from random strategies, one chain
+each, until its budget is used up or half of its proposals brought nothing better -> `_Chain.run`.
+
+Beta is scaled to the problem: 1 / beta is a part of the chain's best makespan, so that it does not matter
+whether iterations take milliseconds or minutes, nor on how many devices.
+
+    mcmc-paper  the paper's: single blocks and placements drawn uniformly, beta constant
+    mcmc        proposals that know structure (cpp/moves.h), 1 / beta falling while a chain runs, more
+                starts, and then rounds of chains from the best strategy so far
+
+A chain is determined by its start, its seed and the number of its proposals. With a budget of proposals
+the whole search is; with one of seconds, the machine's speed decides where the chains are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from math import ceil
+from threading import Event, Lock
+from time import monotonic
+
+from soapstone import native
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.graph import Graph
+from soapstone.machine import Machine
+from soapstone.search.baselines import applicable, baseline
+from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport, StopReason
+from soapstone.strategy.placement import Placement, placed
+from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.flat import FlatProblem
+
+RANDOM = "random"
+
+PAPER_COLDNESS = 200
+"""[choice] Per block: in `mcmc-paper`, a change that costs 1 / (this * blocks) of the makespan is accepted
+with probability 1 / e. With more blocks each matters less."""
+
+HOT, COLD = 1e-3, 1e-6
+"""[measured] bench/search.py: 1 / beta at the first and at the last proposal of a chain of `mcmc`, in parts
+of the best makespan."""
+
+LEAST_PROPOSALS = 250
+"""[choice] Before so many proposals a chain does not give up for want of progress."""
+
+SLICE_S = 0.03
+"""[choice] How long the native core works between two looks at the clock."""
+
+ROUND_CHAINS = 4
+"""[choice] How many chains go on from the best strategy in each round."""
+
+FIRST_SHARE = 0.5
+"""[choice] The part of the budget that all starts have together; the rounds have the rest."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Seconds for the whole search, or proposals for each chain (then the search does not depend on the
+    clock). Where both are given, what is used up first ends it."""
+
+    seconds: float | None = 30.0
+    proposals: int | None = None
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What distinguishes one way of searching from the other."""
+
+    is_structured: bool
+    first_share: float
+    temperature: Callable[[float, int], float]  # of the progress and the number of blocks
+    starts: tuple[str, ...]
+    method: native.Method = "engine"
+
+
+_EXPERTS = ("krizhevsky", "wu", "megatron", "dlrm_expert")
+
+RULES = {
+    "mcmc-paper": _Rules(
+        False, 1.0, lambda _, blocks: 1 / (PAPER_COLDNESS * blocks), ("data_parallel", *_EXPERTS, RANDOM)
+    ),
+    "mcmc": _Rules(
+        True,
+        FIRST_SHARE,
+        lambda progress, _: HOT * (COLD / HOT) ** progress,
+        ("data_parallel", "optcnn", *_EXPERTS, "model_parallel", RANDOM),
+    ),
+}
+
+
+def mcmc(  # noqa: PLR0913, a search has that many sides
+    graph: Graph,
+    machine: Machine,
+    costs: AnalyticCosts | None = None,
+    *,
+    method: str = "mcmc",
+    budget: Budget | None = None,
+    seed: int = 0,
+    threads: int = 2,
+    show: ShowSearch | None = None,
+) -> SearchReport:
+    """The best strategy that the chains of a method of `RULES` find. A KeyboardInterrupt ends the search,
+    and what was found until then is returned."""
+    search = _Search(graph, machine, costs or AnalyticCosts(), RULES[method], budget or Budget(), seed)
+    stop = search.run(threads, show)
+    record = search.record
+    assert record.strategy is not None
+    return SearchReport(
+        method,
+        seed,
+        record.strategy,
+        record.best_s,
+        True,
+        tuple(record.curve),
+        tuple(search.reports),
+        monotonic() - search.began,
+        stop,
+    )
+
+
+@dataclass
+class _Record:
+    """The best strategy of all chains so far. Chains on several threads offer theirs."""
+
+    best_s: float = float("inf")
+    strategy: Strategy | None = None
+    proposals: int = 0
+    curve: list[CurvePoint] = field(default_factory=list)
+    lock: Lock = field(default_factory=Lock)
+
+    def offer(self, chain: _Chain, proposals: int, elapsed_s: float) -> None:
+        """Take note of proposals, and of what they brought."""
+        with self.lock:
+            self.proposals += proposals
+            if chain.native.best_s < self.best_s:
+                self.best_s, self.strategy = chain.native.best_s, chain.best()
+                self.curve.append(CurvePoint(elapsed_s, self.proposals, self.best_s))
+
+
+class _Search:
+    """All chains of one search."""
+
+    def __init__(
+        self, graph: Graph, machine: Machine, costs: AnalyticCosts, rules: _Rules, budget: Budget, seed: int
+    ) -> None:
+        self.began = monotonic()
+        self.graph, self.machine, self.costs = graph, machine, costs
+        self.problem = FlatProblem(graph, machine, costs)
+        self.rules, self.budget, self.seed = rules, budget, seed
+        self.record, self.reports = _Record(), list[StartReport]()
+        self.is_stopped = Event()
+        self.chains = 0
+
+    def run(self, threads: int, show: ShowSearch | None) -> StopReason:
+        """Run all starts, then rounds from the best, until nothing is left to do."""
+        names = [name for name in self.rules.starts if name == RANDOM or name in self._applicable]
+        with ThreadPoolExecutor(threads) as pool:
+            try:
+                self._round(pool, threads, [self._start(name) for name in names], show)
+                while self.rules.first_share < 1 and self._has_time():
+                    before_s = self.record.best_s
+                    again = [self._continued(f"round from {before_s:.6g} s") for _ in range(ROUND_CHAINS)]
+                    self._round(pool, threads, again, show)
+                    if self.budget.proposals is not None and self.record.best_s == before_s:
+                        return StopReason.CONVERGED
+            except KeyboardInterrupt:
+                self.is_stopped.set()
+                return StopReason.INTERRUPTED
+        stops = {report.stop for report in self.reports}
+        return StopReason.CONVERGED if stops == {StopReason.CONVERGED} else StopReason.BUDGET
+
+    @property
+    def _applicable(self) -> frozenset[str]:
+        return frozenset(each.name for each in applicable(self.graph, self.machine))
+
+    def _has_time(self) -> bool:
+        seconds = self.budget.seconds
+        return seconds is None or monotonic() - self.began < seconds
+
+    def _start(self, name: str) -> Callable[[float], StartReport]:
+        number = self._number()
+
+        def run(until: float) -> StartReport:
+            strategy = None
+            if name != RANDOM:
+                strategy = baseline(name, self.graph, self.machine, self.costs)
+            return _Chain(self, name, strategy, number).run(until)
+
+        return run
+
+    def _continued(self, name: str) -> Callable[[float], StartReport]:
+        number, strategy = self._number(), self.record.strategy
+        return lambda until: _Chain(self, name, strategy, number).run(until)
+
+    def _number(self) -> int:
+        self.chains += 1
+        return self.chains
+
+    def _round(
+        self,
+        pool: ThreadPoolExecutor,
+        threads: int,
+        chains: Sequence[Callable[[float], StartReport]],
+        show: ShowSearch | None,
+    ) -> None:
+        """Run chains, `threads` at a time, each for its share of the time that they have together."""
+        now = monotonic()
+        seconds = self.budget.seconds
+        share_s = float("inf")
+        if seconds is not None:
+            left_s = self.began + seconds - now
+            share = self.rules.first_share if not self.reports else 1.0
+            share_s = left_s * share / ceil(len(chains) / threads)
+        turns: list[Future[StartReport]] = [
+            pool.submit(lambda c=chain: c(monotonic() + share_s)) for chain in chains
+        ]
+        left = set(turns)
+        while left:
+            _, left = wait(left, timeout=0.1, return_when=FIRST_COMPLETED)
+            if show is not None:
+                show(self._progress(), f"{self.record.best_s * 1e3:.4g} ms")
+        self.reports += [turn.result() for turn in turns]
+
+    def _progress(self) -> float:
+        if self.budget.seconds is not None:
+            return min(1.0, (monotonic() - self.began) / self.budget.seconds)
+        return 0.0
+
+
+class _Chain:
+    """One chain: a native one, and what it started from."""
+
+    def __init__(self, search: _Search, name: str, strategy: Strategy | None, number: int) -> None:
+        self.search, self.name = search, name
+        rules, problem = search.rules, search.problem
+        self.native = native.Proposals(
+            problem.native,
+            search.seed * 1_000_003 + number,
+            method=rules.method,
+            is_structured=rules.is_structured,
+        )
+        if strategy is None:
+            self.native.place_at_random()
+        else:
+            for number_of_block, degrees, placement in _placements(problem, strategy):
+                self.native.place(number_of_block, degrees, placement.copies, list(placement.devices))
+        self.first_s = self.native.makespan()
+
+    def run(self, until: float) -> StartReport:
+        """Make proposals until the time, the budget or the progress ends."""
+        done = accepted = 0
+        slice_size = 8
+        began = monotonic()
+        limit = self.search.budget.proposals
+        stop: StopReason | None = None
+        self._step(0, 0.0)
+        while stop is None:
+            now = monotonic()
+            size = slice_size if limit is None else min(slice_size, limit - done)
+            progress = (now - began) / (until - began) if limit is None else done / limit
+            accepted += self._step(size, min(1.0, progress))
+            done += size
+            took_s = monotonic() - now
+            if limit is None and took_s < SLICE_S / 2:
+                slice_size *= 2
+            elif limit is None and took_s > SLICE_S * 2 and slice_size > 1:
+                slice_size //= 2
+            stop = self._stop(done, limit, until)
+        return StartReport(self.name, self.first_s, self.native.best_s, done, accepted, stop)
+
+    def _step(self, size: int, progress: float) -> int:
+        """Some proposals at the temperature of this point of the chain."""
+        blocks = len(self.search.problem.blocks)
+        best_s = self.native.best_s if self.native.best_s < float("inf") else self.first_s
+        temperature_s = best_s * self.search.rules.temperature(progress, blocks)
+        accepted = self.native.step(size, temperature_s)
+        self.search.record.offer(self, size, monotonic() - self.search.began)
+        return accepted
+
+    def _stop(self, done: int, limit: int | None, until: float) -> StopReason | None:
+        if self.search.is_stopped.is_set():
+            return StopReason.INTERRUPTED
+        if done - self.native.best_at > max(done / 2, LEAST_PROPOSALS) and self.search.rules.first_share == 1:
+            return StopReason.CONVERGED
+        if (limit is not None and done >= limit) or monotonic() >= until:
+            return StopReason.BUDGET
+        return None
+
+    def best(self) -> Strategy:
+        """The best strategy that the chain has been at."""
+        problem = self.search.problem
+        placements: dict[str, Placement] = {}
+        for number, block in enumerate(problem.blocks):
+            degrees, copies, devices = self.native.best(number)
+            dims = problem.graph.signature(block.leader).sizes
+            placements[block.name] = placed(dict(zip(dims, degrees, strict=True)), devices, copies)
+        return Strategy(problem.graph, placements)
+
+
+def _placements(problem: FlatProblem, strategy: Strategy) -> Iterator[tuple[int, list[int], Placement]]:
+    for number, block in enumerate(problem.blocks):
+        placement = strategy.placements[block.name]
+        yield number, problem.degrees(block, placement), placement
