@@ -1,6 +1,8 @@
 #include "chain.h"
 
 #include <cmath>
+#include <limits>
+#include <utility>
 
 #include "engine.h"
 #include "paper_delta.h"
@@ -35,6 +37,7 @@ Chain::Chain(const Problem* problem, std::uint64_t seed, ChainOptions options)
 void Chain::Place(std::int32_t block, const Placement& placement) {
   simulator_->Place(block, placement);
   best_s_ = Simulator::kNever;
+  best_excess_bytes_ = std::numeric_limits<std::int64_t>::max();
 }
 
 void Chain::PlaceAtRandom() {
@@ -45,29 +48,52 @@ void Chain::PlaceAtRandom() {
   }
 }
 
+void Chain::Limit(Footprint::Limits limits) {
+  footprint_.emplace(moves_.problem(), space_.tables(), std::move(limits));
+  if (!footprint_->is_limited()) footprint_.reset();
+}
+
+std::int64_t Chain::excess_bytes() { return footprint_ ? footprint_->Excess(*simulator_, {}) : 0; }
+
 std::int64_t Chain::Step(std::int64_t proposals, double temperature_s) {
   double current_s = simulator_->Makespan();
-  if (current_s < best_s_) KeepBest(current_s);
+  std::int64_t excess_bytes = this->excess_bytes();
+  KeepBest(current_s, excess_bytes);
   std::int64_t accepted = 0;
   for (std::int64_t i = 0; i < proposals; ++i) {
     ++proposals_;
     const std::vector<Change>& changes = moves_.Draw(*simulator_, &random_);
-    const double threshold_s = current_s - std::log(random_.Unit()) * temperature_s;
+    double threshold_s = current_s - std::log(random_.Unit()) * temperature_s;
+    std::int64_t proposed_bytes = 0;
+    if (excess_bytes > 0) {
+      // Memory comes before time.
+      proposed_bytes = footprint_->Excess(*simulator_, changes);
+      if (proposed_bytes > excess_bytes) continue;
+      if (proposed_bytes < excess_bytes) threshold_s = Simulator::kNever;
+    }
     const double proposed_s = simulator_->Propose(changes, threshold_s);
     if (proposed_s > threshold_s) {
+      simulator_->Reject();
+      continue;
+    }
+    if (footprint_ && excess_bytes == 0 && footprint_->Excess(*simulator_, changes) > 0) {
       simulator_->Reject();
       continue;
     }
     simulator_->Accept();
     ++accepted;
     current_s = proposed_s;
-    if (current_s < best_s_) KeepBest(current_s);
+    excess_bytes = proposed_bytes;
+    KeepBest(current_s, excess_bytes);
   }
   return accepted;
 }
 
-void Chain::KeepBest(double makespan_s) {
+// Takes note of a strategy, if it is the best so far.
+void Chain::KeepBest(double makespan_s, std::int64_t excess_bytes) {
+  if (std::pair(excess_bytes, makespan_s) >= std::pair(best_excess_bytes_, best_s_)) return;
   best_s_ = makespan_s;
+  best_excess_bytes_ = excess_bytes;
   best_at_ = proposals_;
   for (std::size_t b = 0; b < best_.size(); ++b) best_[b] = simulator_->placement(static_cast<std::int32_t>(b));
 }

@@ -7,9 +7,12 @@
 #define SOAPSTONE_CPP_CHAIN_H_
 
 #include <cstdint>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "footprint.h"
 #include "moves.h"
 #include "problem.h"
 #include "random.h"
@@ -40,6 +43,10 @@ class Chain {
   Space* space() { return &space_; }
   Simulator* simulator() { return simulator_.get(); }
 
+  // Holds the chain to strategies whose footprint is within limits; one that is not may be left only for one
+  // that is less so.
+  void Limit(Footprint::Limits limits);
+
   // Places a block for good.
   //
   // REQUIRES: the layout is one of space()'s.
@@ -56,22 +63,28 @@ class Chain {
 
   double makespan_s() { return simulator_->Makespan(); }
 
+  // By how many bytes the footprint of what stands exceeds the limits.
+  std::int64_t excess_bytes();
+
   // The best strategy that the chain has been at since it was last placed by hand, and how many proposals
-  // that took.
+  // that took. One that is within the limits is better than any that is not.
   double best_s() const { return best_s_; }
   const std::vector<Placement>& best() const { return best_; }
   std::int64_t best_at() const { return best_at_; }
+  std::int64_t best_excess_bytes() const { return best_excess_bytes_; }
   std::int64_t proposals() const { return proposals_; }
 
  private:
-  void KeepBest(double makespan_s);
+  void KeepBest(double makespan_s, std::int64_t excess_bytes);
 
   Space space_;
   std::unique_ptr<Simulator> simulator_;
   Moves moves_;
+  std::optional<Footprint> footprint_;  // where there are limits that matter
   Random random_;
   std::int64_t proposals_ = 0;
   double best_s_ = Simulator::kNever;
+  std::int64_t best_excess_bytes_ = std::numeric_limits<std::int64_t>::max();
   std::int64_t best_at_ = 0;
   std::vector<Placement> best_;
 };

@@ -385,8 +385,14 @@ std::optional<Layout> MakeLayout(const Problem& problem, BoxTables* tables, std:
   }
   layout.segments = static_cast<std::int32_t>(parts.size());
 
+  layout.kept_bytes.assign(layout.parts, 0);
   for (std::size_t n = 0; n < data.nodes.size(); ++n) {
     const NodeData& node = data.nodes[n];
+    for (const Access& output : node.outputs) {
+      for (std::int32_t shard = 0; output.is_kept && shard < layout.parts; ++shard) {
+        layout.kept_bytes[shard] += Volume(WrittenBox(output, points[n][shard])) * output.item_bytes;
+      }
+    }
     for (const Access& operand : node.operands) {
       if (operand.value < 0 && operand.weight < 0) continue;
       Port port;
@@ -394,6 +400,7 @@ std::optional<Layout> MakeLayout(const Problem& problem, BoxTables* tables, std:
       port.segment = reads_in[n];
       port.alike = static_cast<std::int32_t>(n);
       port.gives_gradient = node.writes_gradient;
+      port.is_kept = operand.is_kept;
       BoxTable& table = operand.value >= 0 ? tables->values[operand.value] : tables->weights[operand.weight];
       for (std::int32_t shard = 0; shard < layout.parts; ++shard) {
         const auto box = Read(node, operand, points[n][shard]);

@@ -55,6 +55,7 @@ struct Port {
   std::int32_t segment = 0;     // before which it is needed, or after which it exists
   std::int32_t alike = 0;       // which entry of Layout::alike says what shards have in common
   bool gives_gradient = false;  // whether reading it leads to a gradient of it
+  bool is_kept = false;         // whether the backward pass reads it again
   std::vector<std::int32_t> boxes;  // by shard: its number, or kNone
 };
 
@@ -130,6 +131,7 @@ struct Layout {
   std::vector<double> forward_s;          // [(kind * segments + segment) * parts + shard]
   std::vector<double> backward_s;
   std::vector<std::int64_t> work_fs;      // [kind * parts + shard]: femtoseconds of all its tasks
+  std::vector<std::int64_t> kept_bytes;   // by shard: of what it writes and the backward pass needs
 };
 
 // Femtoseconds, rounded down: sums of them are exact in any order, and never more than the seconds.

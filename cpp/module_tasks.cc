@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "chain.h"
+#include "footprint.h"
 #include "layout.h"
 #include "module.h"
 #include "problem.h"
@@ -131,6 +132,20 @@ class Proposals {
     for (std::size_t block = 0; block < problem_->blocks.size(); ++block) placed_.insert(static_cast<std::int32_t>(block));
   }
 
+  void Limit(std::vector<std::int64_t> capacity_bytes, std::int64_t numbers_per_weight) {
+    if (capacity_bytes.size() != static_cast<std::size_t>(problem_->machine.device_count)) {
+      throw std::invalid_argument("a capacity is needed for each device");
+    }
+    chain_.Limit({std::move(capacity_bytes), numbers_per_weight});
+  }
+
+  std::vector<std::int64_t> FootprintBytes(std::int64_t numbers_per_weight) {
+    CheckPlaced();
+    const std::vector<std::int64_t> none(problem_->machine.device_count, 0);
+    Footprint footprint(problem_.get(), chain_.space()->tables(), {none, numbers_per_weight});
+    return footprint.Bytes(*chain_.simulator(), {});
+  }
+
   double Makespan() {
     CheckPlaced();
     return chain_.makespan_s();
@@ -187,6 +202,7 @@ class Proposals {
   }
   double best_s() const { return chain_.best_s(); }
   std::int64_t best_at() const { return chain_.best_at(); }
+  std::int64_t best_excess_bytes() const { return chain_.best_excess_bytes(); }
 
   // The degrees of every layout that may be drawn for a block.
   std::vector<std::vector<std::int32_t>> Degrees(std::int32_t block) {
@@ -269,6 +285,7 @@ void BindTasks(nb::module_& module) {
       .def_rw("is_finishing", &Access::is_finishing)
       .def_rw("is_gathered", &Access::is_gathered)
       .def_rw("wants_gradient", &Access::wants_gradient)
+      .def_rw("is_kept", &Access::is_kept)
       .def_rw("item_bytes", &Access::item_bytes)
       .def_rw("shape", &Access::shape)
       .def_rw("axes", &Access::axes);
@@ -348,11 +365,14 @@ void BindTasks(nb::module_& module) {
       .def("accept", &Proposals::Accept)
       .def("reject", &Proposals::Reject)
       .def("place_at_random", &Proposals::PlaceAtRandom)
+      .def("limit", &Proposals::Limit, nb::arg("capacity_bytes"), nb::arg("numbers_per_weight"))
+      .def("footprint_bytes", &Proposals::FootprintBytes, nb::arg("numbers_per_weight"))
       .def("step", &Proposals::Step, nb::arg("proposals"), nb::arg("temperature_s"))
       .def("placed", &Proposals::Placed, nb::arg("block"))
       .def("best", &Proposals::Best, nb::arg("block"))
       .def_prop_ro("best_s", &Proposals::best_s)
       .def_prop_ro("best_at", &Proposals::best_at)
+      .def_prop_ro("best_excess_bytes", &Proposals::best_excess_bytes)
       .def("ends", &Proposals::Ends)
       .def("degrees", &Proposals::Degrees, nb::arg("block"))
       .def_prop_ro("counters", &Proposals::Counters)

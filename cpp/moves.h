@@ -30,6 +30,8 @@ class Moves {
   // REQUIRES: problem and space outlive the moves.
   Moves(const Problem* problem, Space* space, MoveKind kind);
 
+  const Problem* problem() const { return problem_; }
+
   // Draws a placement of a block as the paper does.
   void DrawPlacement(std::int32_t block, Random* random, Placement* placement);
 

@@ -33,6 +33,7 @@ struct Access {
   bool is_finishing = false;  // read only by the first shard along the summed dims
   bool is_gathered = false;   // read only where indices point
   bool wants_gradient = false;
+  bool is_kept = false;  // whether the backward pass needs it; of an output: of any node
   std::int64_t item_bytes = 0;
   std::vector<std::int64_t> shape;
   std::vector<Axis> axes;

@@ -11,6 +11,9 @@ whether iterations take milliseconds or minutes, nor on how many devices.
     mcmc        proposals that know structure (cpp/moves.h), 1 / beta falling while a chain runs, more
                 starts, and then rounds of chains from the best strategy so far
 
+A strategy whose footprint (cpp/footprint.h) exceeds some device's memory is worse than any that fits; a
+chain leaves it only for one that exceeds it by less.
+
 A chain is determined by its start, its seed and the number of its proposals. With a budget of proposals
 the whole search is; with one of seconds, the machine's speed decides where the chains are cut.
 """
@@ -30,6 +33,7 @@ from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport, StopReason
+from soapstone.sim.memory import STATES_PER_WEIGHT
 from soapstone.strategy.placement import Placement, placed
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import FlatProblem
@@ -101,11 +105,19 @@ def mcmc(  # noqa: PLR0913, a search has that many sides
     budget: Budget | None = None,
     seed: int = 0,
     threads: int = 2,
+    optimizer: str = "momentum",
+    memory_share: float = 1.0,
     show: ShowSearch | None = None,
 ) -> SearchReport:
     """The best strategy that the chains of a method of `RULES` find. A KeyboardInterrupt ends the search,
-    and what was found until then is returned."""
-    search = _Search(graph, machine, costs or AnalyticCosts(), RULES[method], budget or Budget(), seed)
+    and what was found until then is returned. Strategies may take `memory_share` of what devices have."""
+    limits = _Limits(
+        [int(device.kind.memory_bytes * memory_share) for device in machine.devices],
+        1 + STATES_PER_WEIGHT[optimizer],
+    )
+    search = _Search(
+        graph, machine, costs or AnalyticCosts(), RULES[method], budget or Budget(), seed, limits
+    )
     stop = search.run(threads, show)
     record = search.record
     assert record.strategy is not None
@@ -114,7 +126,7 @@ def mcmc(  # noqa: PLR0913, a search has that many sides
         seed,
         record.strategy,
         record.best_s,
-        True,
+        record.excess_bytes == 0,
         tuple(record.curve),
         tuple(search.reports),
         monotonic() - search.began,
@@ -122,10 +134,19 @@ def mcmc(  # noqa: PLR0913, a search has that many sides
     )
 
 
+@dataclass(frozen=True)
+class _Limits:
+    """What devices can hold, and how many numbers there are for each weight."""
+
+    capacity_bytes: list[int]
+    numbers_per_weight: int
+
+
 @dataclass
 class _Record:
     """The best strategy of all chains so far. Chains on several threads offer theirs."""
 
+    excess_bytes: float = float("inf")
     best_s: float = float("inf")
     strategy: Strategy | None = None
     proposals: int = 0
@@ -136,8 +157,10 @@ class _Record:
         """Take note of proposals, and of what they brought."""
         with self.lock:
             self.proposals += proposals
-            if chain.native.best_s < self.best_s:
-                self.best_s, self.strategy = chain.native.best_s, chain.best()
+            found = (chain.native.best_excess_bytes, chain.native.best_s)
+            if found < (self.excess_bytes, self.best_s):
+                self.excess_bytes, self.best_s = found
+                self.strategy = chain.best()
                 self.curve.append(CurvePoint(elapsed_s, self.proposals, self.best_s))
 
 
@@ -145,12 +168,19 @@ class _Search:
     """All chains of one search."""
 
     def __init__(
-        self, graph: Graph, machine: Machine, costs: AnalyticCosts, rules: _Rules, budget: Budget, seed: int
+        self,
+        graph: Graph,
+        machine: Machine,
+        costs: AnalyticCosts,
+        rules: _Rules,
+        budget: Budget,
+        seed: int,
+        limits: _Limits,
     ) -> None:
         self.began = monotonic()
         self.graph, self.machine, self.costs = graph, machine, costs
         self.problem = FlatProblem(graph, machine, costs)
-        self.rules, self.budget, self.seed = rules, budget, seed
+        self.rules, self.budget, self.seed, self.limits = rules, budget, seed, limits
         self.record, self.reports = _Record(), list[StartReport]()
         self.is_stopped = Event()
         self.chains = 0
@@ -215,9 +245,7 @@ class _Search:
             left_s = self.began + seconds - now
             share = self.rules.first_share if not self.reports else 1.0
             share_s = left_s * share / ceil(len(chains) / threads)
-        turns: list[Future[StartReport]] = [
-            pool.submit(lambda c=chain: c(monotonic() + share_s)) for chain in chains
-        ]
+        turns: list[Future[StartReport]] = [pool.submit(_turn, chain, share_s) for chain in chains]
         left = set(turns)
         while left:
             _, left = wait(left, timeout=0.1, return_when=FIRST_COMPLETED)
@@ -229,6 +257,11 @@ class _Search:
         if self.budget.seconds is not None:
             return min(1.0, (monotonic() - self.began) / self.budget.seconds)
         return 0.0
+
+
+def _turn(chain: Callable[[float], StartReport], share_s: float) -> StartReport:
+    """Run a chain for so long, from when it is its turn."""
+    return chain(monotonic() + share_s)
 
 
 class _Chain:
@@ -243,6 +276,7 @@ class _Chain:
             method=rules.method,
             is_structured=rules.is_structured,
         )
+        self.native.limit(search.limits.capacity_bytes, search.limits.numbers_per_weight)
         if strategy is None:
             self.native.place_at_random()
         else:

@@ -22,6 +22,7 @@ from soapstone.ops.signature import Affine, Signature
 from soapstone.strategy.blocks import Block, blocks
 from soapstone.strategy.placement import Placement
 from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.kept import Kept, kept
 from soapstone.tasks.task import TaskKind
 
 KINDS = tuple(TaskKind)
@@ -97,6 +98,33 @@ class FlatProblem:
             )
         ]
         return {name: i for i, name in enumerate(names)}
+
+    @cached_property
+    def _kept(self) -> dict[str, Kept]:
+        """What the backward pass of each node needs."""
+        return {node.name: kept(self.graph, node) for block in self.blocks for node in block.nodes}
+
+    @cached_property
+    def _kept_outputs(self) -> frozenset[str]:
+        """The values that are needed by some backward pass. A view is no memory of its own: what it is a
+        view of is needed instead."""
+        found: set[str] = set()
+        seen: dict[str, str] = {}  # what a value is only a view of
+        for block in self.blocks:
+            for position, node in enumerate(block.nodes):
+                needs = self._kept[node.name]
+                read = [node.operands[i] for i in needs.operands]
+                found.update(operand for operand in read if isinstance(operand, str))
+                found.update(node.outputs if needs.output else ())
+                carried = node.operands[block.carried[position - 1]] if position and node.op.is_view else None
+                if isinstance(carried, str):
+                    seen |= dict.fromkeys(node.outputs, carried)
+        for node in reversed(self.graph.nodes):
+            for name in node.outputs:
+                if name in found and name in seen:
+                    found.remove(name)
+                    found.add(seen[name])
+        return frozenset(found)
 
     @cached_property
     def _value_numbers(self) -> dict[str, int]:
@@ -186,6 +214,7 @@ class FlatProblem:
         access.is_finishing = position in signature.finishing
         access.is_gathered = any(dim in node.op.gathers for axis in axes for dim in axis.dims)
         access.wants_gradient = operand in self.graph.differentiable
+        access.is_kept = position in self._kept[node.name].operands
         access.item_bytes = ITEM_BYTES[value.dtype]
         access.shape = list(value.shape)
         access.axes = [_axis(axis, signature) for axis in axes]
@@ -202,6 +231,7 @@ class FlatProblem:
         access.value = self._values.get(value.name, -1)
         access.item_bytes = ITEM_BYTES[value.dtype]
         access.shape = list(value.shape)
+        access.is_kept = value.name in self._kept_outputs
         access.axes = [_axis(axis, signature) for axis in signature.outputs[position]]
         return access
 
