@@ -34,7 +34,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plan import Plan, write_plan
 from soapstone.report.decisions import Row, foremost, rows
-from soapstone.report.figures import Figures, figures, is_alike, reasons
+from soapstone.report.figures import ALIKE, Figures, figures, is_alike, reasons
 from soapstone.search.baselines import BASELINES, applicable, baseline
 from soapstone.search.find import EXPERTS, Settled, settled
 from soapstone.search.report import SearchReport, StartReport
@@ -42,6 +42,9 @@ from soapstone.tasks.flat import native_tasks
 
 MOST_ROWS = 24
 """[choice] The most rows of decisions that are printed without being asked for."""
+
+MOST_WAYS = 2
+"""[choice] The most rows of one layer, without being asked for more."""
 
 
 def register(app: typer.Typer) -> None:
@@ -62,7 +65,7 @@ def plan(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
     optimizer: OptimizerOption = "momentum",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
     every_layer: Annotated[
-        bool, typer.Option("--all", help="Print every row of decisions, however many.")
+        bool, typer.Option("--all", help="Print every decision, however many there are.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -255,7 +258,8 @@ def _memory(found: _Found) -> Text:
 
 
 def _print_decisions(screen: Console, found: _Found, most_rows: int | None) -> None:
-    machine, every = found.plan.machine, rows(found.plan.strategy)
+    machine = found.plan.machine
+    every = rows(found.plan.strategy, None if most_rows is None else MOST_WAYS)
     shown = every if most_rows is None else foremost(every, most_rows)
     table = Table("layers", "operator", "split", "on", box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("parameters", "compute"):
@@ -287,7 +291,9 @@ def _operators(row: Row) -> str:
 def _print_reasons(screen: Console, found: _Found) -> None:
     own, rival = found.figures, found.rivals["data_parallel"]
     if is_alike(own.makespan_s, rival.makespan_s):
-        screen.print(Text("Nothing faster than data parallelism was found.", style="bold"))
+        screen.print(
+            Text(f"Nothing more than {ALIKE:.1%} faster than data parallelism was found.", style="bold")
+        )
     else:
         outcome = "slower" if own.makespan_s > rival.makespan_s else "faster"
         screen.print(Text(f"Why it is {outcome} than data parallelism:", style="bold"))

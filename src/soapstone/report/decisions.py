@@ -3,7 +3,7 @@
 A *layer* is the blocks that one module runs with the same weights: all steps of an unrolled LSTM are one,
 and so are blocks without weights that do the same in the same module. A *row* is one layer or several
 consecutive ones that are decided alike; a layer whose blocks are not all split alike has a row for each
-way. `rows` are data: the command line and the pages print them.
+way, or one for the frequent ways and one for the rest. Rows are data: the command line prints them.
 """
 
 from __future__ import annotations
@@ -39,23 +39,24 @@ class Cut:
 
 @dataclass(frozen=True)
 class Devices:
-    """Where blocks run: on `each` of the devices of `union`, and all blocks on the same ones or not."""
+    """Where blocks run: all on the devices of `union` (`is_shared`), or each on some of them. `each` is
+    how many these are, None where that varies, too."""
 
     union: tuple[int, ...]
-    each: int
+    each: int | None
     is_shared: bool
 
     def text(self, machine: Machine) -> str:
         """`devices 0-3`, `device 2 of node0`, `node1`, `all 16 devices`; `2 of devices 0-7, varying`."""
         where = devices_text(self.union, machine)
-        return where if self.is_shared else f"{self.each} of {where}, varying"
+        return where if self.is_shared else f"{self.each or 'some'} of {where}, varying"
 
 
 @dataclass(frozen=True)
 class Row:
     """Layers that are decided alike. `blocks` of the layers' `of_blocks` blocks are so; the rest of a
-    layer has rows of its own. `flops` and `parameters` are those of the blocks and of the weights they read,
-    as parts of the model's."""
+    layer has rows of its own. `flops_share` is the blocks' part of the model's flops, `parameters_share` that
+    of the weights they read. A row that stands for several `ways` to split a layer has no cuts."""
 
     layers: tuple[str, ...]
     operators: tuple[str, ...]
@@ -66,6 +67,7 @@ class Row:
     devices: Devices
     flops_share: float
     parameters_share: float
+    ways: int = 1
 
     @property
     def name(self) -> str:
@@ -79,16 +81,18 @@ class Row:
 
     @property
     def split(self) -> str:
-        """`sample(b) 2 × parameter(o) 2`, `whole`, `4 copies`."""
+        """`sample(b) 2 × parameter(o) 2`, `whole`, `4 copies`, `in 3 other ways`."""
+        if self.ways > 1:
+            return f"in {self.ways} other ways"
         texts = [cut.text for cut in self.cuts]
         if self.copies > 1:
             texts.append(f"{self.copies} copies")
         return " × ".join(texts) or "whole"
 
 
-def rows(strategy: Strategy) -> tuple[Row, ...]:
-    """The decisions of a strategy, in the order of the graph."""
-    found = [row for layer in _layers(strategy) for row in _layer_rows(strategy, layer)]
+def rows(strategy: Strategy, most_ways: int | None = None) -> tuple[Row, ...]:
+    """The decisions of a strategy, in the order of the graph; at most so many rows for each layer."""
+    found = [row for layer in _layers(strategy) for row in _layer_rows(strategy, layer, most_ways)]
     return tuple(_joined(list(alike)) for _, alike in groupby(_numbered(found), key=_fold_key))
 
 
@@ -138,27 +142,38 @@ def _weights(graph: Graph, block: Block) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in read if graph.value(name).role is Role.WEIGHT))
 
 
-def _layer_rows(strategy: Strategy, layer: _Layer) -> Iterator[Row]:
-    """A row for each way in which the layer's blocks are split, the most frequent first."""
-    graph = strategy.graph
+def _layer_rows(strategy: Strategy, layer: _Layer, most: int | None) -> Iterator[Row]:
+    """A row for each way in which the layer's blocks are split, the most frequent first. With at most so
+    many rows, the last is for all remaining ways."""
     ways: dict[tuple[object, ...], list[Block]] = {}
     for block in layer.blocks:
         placement = strategy.placements[block.name]
-        ways.setdefault((_cuts(graph, block, placement), placement.copies), []).append(block)
-    for blocks in sorted(ways.values(), key=lambda blocks: -len(blocks)):
-        placements = [strategy.placements[block.name] for block in blocks]
-        read = {name for block in blocks for name in _weights(graph, block)}
-        yield Row(
-            (layer.name,),
-            (layer.blocks[0].leader.op_name,),
-            len(blocks),
-            len(layer.blocks),
-            _cuts(graph, blocks[0], placements[0]),
-            placements[0].copies,
-            _devices(placements),
-            _share(sum(_flops(graph, block) for block in blocks), graph.forward_flops),
-            _share(sum(prod(graph.value(name).shape) for name in read), graph.parameter_count),
-        )
+        ways.setdefault((_cuts(strategy.graph, block, placement), placement.copies), []).append(block)
+    groups = sorted(ways.values(), key=lambda blocks: -len(blocks))
+    listed = groups if most is None or len(groups) <= most else groups[: most - 1]
+    for blocks in listed:
+        yield _row(strategy, layer, blocks, 1)
+    rest = groups[len(listed) :]
+    if rest:
+        yield _row(strategy, layer, [block for blocks in rest for block in blocks], len(rest))
+
+
+def _row(strategy: Strategy, layer: _Layer, blocks: Sequence[Block], ways: int) -> Row:
+    graph = strategy.graph
+    placements = [strategy.placements[block.name] for block in blocks]
+    read = {name for block in blocks for name in _weights(graph, block)}
+    return Row(
+        (layer.name,),
+        (layer.blocks[0].leader.op_name,),
+        len(blocks),
+        len(layer.blocks),
+        _cuts(graph, blocks[0], placements[0]) if ways == 1 else (),
+        placements[0].copies if ways == 1 else 1,
+        _devices(placements),
+        _share(sum(_flops(graph, block) for block in blocks), graph.forward_flops),
+        _share(sum(prod(graph.value(name).shape) for name in read), graph.parameter_count),
+        ways,
+    )
 
 
 def _cuts(graph: Graph, block: Block, placement: Placement) -> tuple[Cut, ...]:
@@ -169,9 +184,9 @@ def _cuts(graph: Graph, block: Block, placement: Placement) -> tuple[Cut, ...]:
 
 def _devices(placements: Sequence[Placement]) -> Devices:
     sets = {frozenset(placement.devices) for placement in placements}
-    return Devices(
-        tuple(sorted(frozenset().union(*sets))), len(set(placements[0].devices)), is_shared=len(sets) == 1
-    )
+    counts = {len(devices) for devices in sets}
+    each = counts.pop() if len(counts) == 1 else None
+    return Devices(tuple(sorted(frozenset().union(*sets))), each, is_shared=len(sets) == 1)
 
 
 def _flops(graph: Graph, block: Block) -> float:
