@@ -33,7 +33,7 @@ class StrategyError(SoapstoneError):
 
 
 class SearchError(SoapstoneError):
-    """A search was asked for that does not exist."""
+    """A search does not exist, or has nothing to decide."""
 
 
 class PlanError(SoapstoneError):

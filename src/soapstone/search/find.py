@@ -21,6 +21,7 @@ from soapstone.plan import Plan, Simulation, simulation
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.mcmc import RULES, Budget, mcmc
 from soapstone.search.report import SearchReport, ShowSearch
+from soapstone.strategy.blocks import blocks
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import native_tasks
 
@@ -78,6 +79,10 @@ def find(
     show: ShowSearch | None = None,
 ) -> SearchReport:
     """What the search of `options` finds. A KeyboardInterrupt ends it with the best so far."""
+    if not blocks(graph):
+        raise SearchError(
+            f"model '{graph.name}' has nothing to split: no operator of it depends on a weight; give it one"
+        )
     return search_named(options.search)(graph, machine, costs, options, show)
 
 
