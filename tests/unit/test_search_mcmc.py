@@ -112,6 +112,19 @@ def test_seconds_end_a_search() -> None:
     assert report.proposals > 0
 
 
+def test_slack_is_used_to_move_less() -> None:
+    """Within the slack of what is found without it, and links are less busy."""
+    graph = tiny("nmt")
+    strict, loose = (mcmc(graph, FOUR, budget=Budget(None, 300), slack=slack) for slack in (0.0, 0.05))
+    assert strict.makespan_s < loose.makespan_s <= strict.makespan_s * 1.05
+    assert link_s(loose.strategy) < link_s(strict.strategy)
+
+
+def link_s(strategy: Strategy) -> float:
+    flat = native_tasks(strategy, FOUR, COSTS)
+    return float(sum(flat.duration_s[flat.resource >= len(FOUR.devices)]))
+
+
 # -- memory -----------------------------------------------------------------------------------------
 
 

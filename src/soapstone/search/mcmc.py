@@ -9,7 +9,8 @@ whether iterations take milliseconds or minutes, nor on how many devices.
 
     mcmc-paper  the paper's: single blocks and placements drawn uniformly, beta constant
     mcmc        proposals that know structure (cpp/moves.h), 1 / beta falling while a chain runs, more
-                starts, and then rounds of chains from the best strategy so far
+                starts, then rounds of chains from the best strategy so far, and at last a chain that
+                moves less, where that costs no more time than is allowed
 
 A strategy whose footprint (cpp/footprint.h) exceeds some device's memory is worse than any that fits; a
 chain leaves it only for one that exceeds it by less.
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
 from threading import Event, Lock
 from time import monotonic
@@ -61,8 +63,11 @@ proposals that it makes."""
 ROUND_CHAINS = 4
 """[choice] How many chains go on from the best strategy in each round."""
 
-FIRST_SHARE = 0.5
-"""[choice] The part of the budget that all starts have together; the rounds have the rest."""
+FIRST_SHARE, LAST_SHARE = 0.5, 0.1
+"""[choice] The parts of the budget that all starts have together, and that the last chain has; the rounds
+have the rest."""
+
+QUIETER = "moving less"
 
 
 @dataclass(frozen=True)
@@ -125,12 +130,14 @@ def mcmc(  # noqa: PLR0913, a search has that many sides
     threads: int = 2,
     optimizer: str = "momentum",
     memory_share: float = 1.0,
+    slack: float = 0.0,
     show: ShowSearch | None = None,
 ) -> SearchReport:
     """The best strategy that the chains of a method find, one of `RULES` or another.
 
     A KeyboardInterrupt ends the search, and what was found until then is returned. Strategies may take
-    `memory_share` of what devices have.
+    `memory_share` of what devices have. `slack` is by what part the strategy may take longer than the best
+    that was found, if links are then less busy.
     """
     limits = _Limits(
         [int(device.kind.memory_bytes * memory_share) for device in machine.devices],
@@ -138,7 +145,7 @@ def mcmc(  # noqa: PLR0913, a search has that many sides
     )
     rules = method if isinstance(method, Rules) else RULES[method]
     search = _Search(graph, machine, costs or AnalyticCosts(), rules, budget or Budget(), seed, limits)
-    stop = search.run(threads, show)
+    stop = search.run(threads, slack, show)
     record = search.record
     assert record.strategy is not None
     return SearchReport(
@@ -206,8 +213,8 @@ class _Search:
         self.is_stopped = Event()
         self.chains = 0
 
-    def run(self, threads: int, show: ShowSearch | None) -> StopReason:
-        """Run all starts, then rounds from the best, until nothing is left to do."""
+    def run(self, threads: int, slack: float, show: ShowSearch | None) -> StopReason:
+        """Run all starts, then rounds from the best, until nothing is left to do; then move less."""
         names = [name for name in self.rules.starts if name == RANDOM or name in self._applicable]
         with ThreadPoolExecutor(threads) as pool:
             try:
@@ -217,10 +224,14 @@ class _Search:
                     again = [self._continued(f"round from {before_s:.6g} s") for _ in range(ROUND_CHAINS)]
                     self._round(pool, threads, again, show)
                     if self.budget.proposals is not None and self.record.best_s == before_s:
-                        return StopReason.CONVERGED
+                        break
+                if self.rules.first_share < 1:
+                    self._round(pool, threads, [partial(self._quieter, slack)], show, is_last=True)
             except KeyboardInterrupt:
                 self.is_stopped.set()
                 return StopReason.INTERRUPTED
+        if self.rules.first_share < 1 and self.budget.proposals is not None:
+            return StopReason.CONVERGED
         stops = {report.stop for report in self.reports}
         return StopReason.CONVERGED if stops == {StopReason.CONVERGED} else StopReason.BUDGET
 
@@ -234,7 +245,13 @@ class _Search:
         return self.clock() - self.began
 
     def _has_time(self) -> bool:
-        return self.budget.seconds is None or self.elapsed_s < self.budget.seconds
+        return self.budget.seconds is None or self.elapsed_s < self._middle_s
+
+    @property
+    def _middle_s(self) -> float:
+        """When the last chain is to start."""
+        seconds = self.budget.seconds or 0.0
+        return seconds if self.rules.first_share == 1 else seconds * (1 - LAST_SHARE)
 
     def _start(self, name: str) -> Callable[[float], StartReport]:
         number = self._number()
@@ -251,6 +268,14 @@ class _Search:
         number, strategy = self._number(), self.record.strategy
         return lambda until: _Chain(self, name, strategy, number).run(until)
 
+    def _quieter(self, slack: float, until: float) -> StartReport:
+        """Go on from the best strategy to one that keeps links less busy."""
+        chain = _Chain(self, QUIETER, self.record.strategy, self._number())
+        report = chain.quieten(until, self.record.best_s * (1 + slack))
+        self.record.offer(chain, report.proposals, self.elapsed_s)
+        self.record.best_s, self.record.strategy = chain.native.best_s, chain.best()
+        return report
+
     def _number(self) -> int:
         self.chains += 1
         return self.chains
@@ -261,12 +286,14 @@ class _Search:
         threads: int,
         chains: Sequence[Callable[[float], StartReport]],
         show: ShowSearch | None,
+        *,
+        is_last: bool = False,
     ) -> None:
         """Run chains, `threads` at a time, each for its share of the time that they have together."""
         seconds = self.budget.seconds
         share_s = float("inf")
         if seconds is not None:
-            left_s = seconds - self.elapsed_s
+            left_s = (seconds if is_last else self._middle_s) - self.elapsed_s
             share = self.rules.first_share if not self.reports else 1.0
             share_s = left_s * share / ceil(len(chains) / threads)
         turns: list[Future[StartReport]] = [pool.submit(self._turn, chain, share_s) for chain in chains]
@@ -321,6 +348,22 @@ class _Chain:
             done += size
             size = self._next_size(size, done, clock() - now)
             stop = self._stop(done, until)
+        return StartReport(self.name, self.first_s, self.native.best_s, done, accepted, stop)
+
+    def quieten(self, until: float, limit_s: float) -> StartReport:
+        """Make proposals that keep links less busy and the makespan within a limit."""
+        done = accepted = size = 0
+        limit, clock = self.search.budget.proposals, self.search.clock
+        stop: StopReason | None = None
+        while stop is None:
+            now = clock()
+            accepted += self.native.quieten(size, limit_s)
+            done += size
+            size = self._next_size(size, done, clock() - now)
+            if self.search.is_stopped.is_set():
+                stop = StopReason.INTERRUPTED
+            elif (limit is not None and done >= limit) or clock() >= until:
+                stop = StopReason.BUDGET
         return StartReport(self.name, self.first_s, self.native.best_s, done, accepted, stop)
 
     def _next_size(self, size: int, done: int, took_s: float) -> int:
