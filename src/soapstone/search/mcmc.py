@@ -392,7 +392,7 @@ class _Chain:
             return StopReason.INTERRUPTED
         if self.search.rules.first_share == 1 and done - self.marked_at > max(done / 2, LEAST_PROPOSALS):
             return StopReason.CONVERGED
-        if (limit is not None and done >= limit) or self.search.clock() >= until:
+        if done and (done == limit or self.search.clock() >= until):
             return StopReason.BUDGET
         return None
 
