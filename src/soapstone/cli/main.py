@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from soapstone import __version__
-from soapstone.cli import compare, graph, machines, models, plan, simulate, train
+from soapstone.cli import compare, graph, machines, models, plan, report, simulate, train
 from soapstone.cli.outcome import exit_code
 
 DESCRIPTION = """
@@ -22,6 +22,7 @@ Examples:
     soapstone plan nmt --machine k80:4x4  the fastest way to split it that a search finds
     soapstone compare nmt --machine k80   every baseline beside what is found
     soapstone simulate plan.json          one training iteration: time, traffic, memory
+    soapstone report plan.json            a plan as a page to look at
     soapstone train plan.json             train it, one process for each device
 """
 
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (models, graph, machines, plan, compare, simulate, train):
+for command in (models, graph, machines, plan, compare, simulate, report, train):
     command.register(app)
 
 

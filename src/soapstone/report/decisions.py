@@ -92,7 +92,7 @@ class Row:
 
 def rows(strategy: Strategy, most_ways: int | None = None) -> tuple[Row, ...]:
     """The decisions of a strategy, in the order of the graph; at most so many rows for each layer."""
-    found = [row for layer in _layers(strategy) for row in _layer_rows(strategy, layer, most_ways)]
+    found = [row for layer in layers(strategy) for row in _layer_rows(strategy, layer, most_ways)]
     return tuple(_joined(list(alike)) for _, alike in groupby(_numbered(found), key=_fold_key))
 
 
@@ -106,14 +106,14 @@ def foremost(found: Sequence[Row], most: int) -> tuple[Row, ...]:
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Layer:
     """Blocks of one module with the same weights, and what they are called."""
 
     name: str
     blocks: tuple[Block, ...]
 
 
-def _layers(strategy: Strategy) -> Iterator[_Layer]:
+def layers(strategy: Strategy) -> Iterator[Layer]:
     """The layers in the order of their first blocks."""
     graph, together = strategy.graph, dict[tuple[object, ...], list[Block]]()
     for block in strategy.blocks:
@@ -126,23 +126,24 @@ def _layers(strategy: Strategy) -> Iterator[_Layer]:
             name = f"{scope}:{blocks[0].name}"
         else:
             name = scope
-        yield _Layer(name, tuple(blocks))
+        yield Layer(name, tuple(blocks))
 
 
 def _layer_key(graph: Graph, block: Block) -> tuple[object, ...]:
     leader = block.leader
-    weights = _weights(graph, block)
-    if weights:
-        return (leader.op_name, *weights)
+    read = weights(graph, block)
+    if read:
+        return (leader.op_name, *read)
     return (leader.op_name, leader.scope, *graph.signature(leader).sizes.items())
 
 
-def _weights(graph: Graph, block: Block) -> tuple[str, ...]:
+def weights(graph: Graph, block: Block) -> tuple[str, ...]:
+    """The weights that a block reads."""
     read = (name for node in block.nodes for name in node.reads)
     return tuple(dict.fromkeys(name for name in read if graph.value(name).role is Role.WEIGHT))
 
 
-def _layer_rows(strategy: Strategy, layer: _Layer, most: int | None) -> Iterator[Row]:
+def _layer_rows(strategy: Strategy, layer: Layer, most: int | None) -> Iterator[Row]:
     """A row for each way in which the layer's blocks are split, the most frequent first. With at most so
     many rows, the last is for all remaining ways."""
     ways: dict[tuple[object, ...], list[Block]] = {}
@@ -158,10 +159,10 @@ def _layer_rows(strategy: Strategy, layer: _Layer, most: int | None) -> Iterator
         yield _row(strategy, layer, [block for blocks in rest for block in blocks], len(rest))
 
 
-def _row(strategy: Strategy, layer: _Layer, blocks: Sequence[Block], ways: int) -> Row:
+def _row(strategy: Strategy, layer: Layer, blocks: Sequence[Block], ways: int) -> Row:
     graph = strategy.graph
     placements = [strategy.placements[block.name] for block in blocks]
-    read = {name for block in blocks for name in _weights(graph, block)}
+    read = {name for block in blocks for name in weights(graph, block)}
     return Row(
         (layer.name,),
         (layer.blocks[0].leader.op_name,),
@@ -170,7 +171,7 @@ def _row(strategy: Strategy, layer: _Layer, blocks: Sequence[Block], ways: int) 
         _cuts(graph, blocks[0], placements[0]) if ways == 1 else (),
         placements[0].copies if ways == 1 else 1,
         _devices(placements),
-        _share(sum(_flops(graph, block) for block in blocks), graph.forward_flops),
+        _share(sum(flops(graph, block) for block in blocks), graph.forward_flops),
         _share(sum(prod(graph.value(name).shape) for name in read), graph.parameter_count),
         ways,
     )
@@ -189,7 +190,8 @@ def _devices(placements: Sequence[Placement]) -> Devices:
     return Devices(tuple(sorted(frozenset().union(*sets))), each, is_shared=len(sets) == 1)
 
 
-def _flops(graph: Graph, block: Block) -> float:
+def flops(graph: Graph, block: Block) -> float:
+    """Floating-point operations of the block's forward pass."""
     return sum(node.op.flop_count(graph.signature(node)) for node in block.nodes)
 
 

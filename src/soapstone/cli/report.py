@@ -1,0 +1,96 @@
+"""`soapstone report PLAN`: a plan as one HTML page that anyone can open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from soapstone.cli.output import ShowProgress, console, print_json, progress
+from soapstone.cli.plan import check_place
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.machine.units import BYTES
+from soapstone.plan import Plan, read_plan, write_text
+from soapstone.report.figures import Figures, figures
+from soapstone.report.page import Rival, page, read_actual
+from soapstone.search.baselines import applicable, baseline
+from soapstone.search.find import RESORTS
+from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.flat import native_tasks
+
+PlanArgument = Annotated[
+    Path, typer.Argument(metavar="PLAN", help="A plan file, as `plan -o` or `simulate -o` writes it.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add `report` to the command line."""
+    app.command("report")(report)
+
+
+def report(
+    plan: PlanArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Write the page here.")] = Path(
+        "report.html"
+    ),
+    actual: Annotated[
+        Path | None, typer.Option("--actual", help="A real step's timeline, as `train --trace` writes it.")
+    ] = None,
+    baselines: Annotated[
+        bool, typer.Option("--baselines/--no-baselines", help="Compare with the baselines that apply.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show a plan on one page: verdict, strategy, timeline, bytes, memory and search.
+
+    The page is a single file that needs no network.
+
+    Examples:
+
+        soapstone report plan.json -o report.html
+        soapstone train plan.json --trace actual.json; soapstone report plan.json --actual actual.json
+    """
+    check_place(output)
+    found = read_plan(plan)
+    with progress(f"simulating {found.graph.name}") as show:
+        simulated = found.simulated()
+        real = None if actual is None else read_actual(actual, simulated.tasks)
+        rivals = _rivals(found, show) if baselines else []
+        text = page(found, simulated, _figures(found.strategy, found), rivals, real)
+    write_text(text, output)
+    size_bytes = len(text.encode("utf-8"))
+    if as_json:
+        print_json(
+            {
+                "plan": str(plan),
+                "output": str(output),
+                "size_bytes": size_bytes,
+                "tasks": len(simulated.tasks.tasks),
+                "makespan_s": simulated.timeline.makespan_s,
+                "actual_makespan_s": None if real is None else real.makespan_s,
+                "baselines": {rival.name: rival.figures.makespan_s for rival in rivals},
+            }
+        )
+    else:
+        tasks = f"{len(simulated.tasks.tasks):,} tasks"
+        console().print(
+            f"written to {output} ({BYTES.short_text(size_bytes)}, {tasks}): open it in a browser",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _rivals(plan: Plan, show: ShowProgress) -> list[Rival]:
+    """The baselines that apply, simulated."""
+    found = []
+    for each in applicable(plan.graph, plan.machine):
+        if each.name in RESORTS:
+            show(len(found), each.name)
+            strategy = baseline(each.name, plan.graph, plan.machine, AnalyticCosts())
+            found.append(Rival(each.name, each.summary, _figures(strategy, plan)))
+    return found
+
+
+def _figures(strategy: Strategy, plan: Plan) -> Figures:
+    return figures(native_tasks(strategy, plan.machine, AnalyticCosts()), len(plan.machine.devices))
