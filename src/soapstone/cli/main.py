@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from soapstone import __version__
-from soapstone.cli import compare, graph, machines, models, plan, report, simulate, train
+from soapstone.cli import compare, explain, graph, machines, models, plan, report, simulate, train
 from soapstone.cli.outcome import exit_code
 
 DESCRIPTION = """
@@ -23,6 +23,8 @@ Examples:
     soapstone compare nmt --machine k80   every baseline beside what is found
     soapstone simulate plan.json          one training iteration: time, traffic, memory
     soapstone report plan.json            a plan as a page to look at
+    soapstone explain plan.json fc1       why a layer is placed as it is
+    soapstone diff one.json two.json      what differs, and what it is worth
     soapstone train plan.json             train it, one process for each device
 """
 
@@ -33,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (models, graph, machines, plan, compare, simulate, report, train):
+for command in (models, graph, machines, plan, compare, simulate, report, explain, train):
     command.register(app)
 
 

@@ -83,7 +83,7 @@ def report(
 
 def _rivals(plan: Plan, show: ShowProgress) -> list[Rival]:
     """The baselines that apply, simulated."""
-    found = []
+    found: list[Rival] = []
     for each in applicable(plan.graph, plan.machine):
         if each.name in RESORTS:
             show(len(found), each.name)

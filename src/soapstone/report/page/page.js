@@ -95,7 +95,7 @@
       facts.push(fact("throughput", `${short(data.samples / data.makespan_s)} /s`, `samples, ${data.samples} a step`));
     }
     if (best !== null && data.makespan_s) {
-      facts.push(fact("speedup", `${short(best.makespan_s / data.makespan_s)} ×`, `over ${best.name}, the fastest baseline`));
+      facts.push(fact("speedup", `${short(best.makespan_s / data.makespan_s)} ×`, `over ${best.name}, the fastest baseline`, best.makespan_s < data.makespan_s * 0.995 ? "bad" : ""));
     }
     facts.push(fact("memory", percent(memory.peak_bytes / memory.capacity_bytes),
       `${bytes(memory.peak_bytes)} of ${bytes(memory.capacity_bytes)} on ${data.devices[fullest].name}`, data.fits ? "" : "bad"));
@@ -277,6 +277,7 @@
       this.begin[0] = 0;
       for (let i = 1; i <= this.rows.length; i += 1) this.begin[i] = (this.begin[i] ?? 0) + this.begin[i - 1];
       this.orders = this.lanes.map(([start], lane) => this.order(start, lane));
+      this.reach = this.lanes.map(([, end], lane) => this.reaches(end, lane));
       this.left = 0; this.right = 1; this.scroll = 0; this.chosen = -1; this.only = false;
       this.build(place);
     }
@@ -288,6 +289,19 @@
       if (lane === 0) return found;
       for (let row = 0; row < this.rows.length; row += 1) {
         found.subarray(this.begin[row], this.begin[row + 1]).sort((a, b) => start[a] - start[b] || a - b);
+      }
+      return found;
+    }
+
+    // How far the tasks of a row reach up to each one. What really ran on a link may overlap.
+    reaches(end, lane) {
+      const found = new Uint32Array(end.length);
+      for (let row = 0; row < this.rows.length; row += 1) {
+        let most = 0;
+        for (let at = this.begin[row]; at < this.begin[row + 1]; at += 1) {
+          most = Math.max(most, end[this.orders[lane][at]]);
+          found[at] = most;
+        }
       }
       return found;
     }
@@ -390,13 +404,13 @@
       return task >= 0 && this.lanes[lane][0][task] <= (time + slack) * TICKS ? task : -1;
     }
 
-    // The place in a row of the first task that ends after a tick: tasks of a resource do not overlap.
+    // The place in a row of the first task that ends after a tick.
     first(row, lane, tick) {
       let low = this.begin[row], high = this.begin[row + 1];
-      const ends = this.lanes[lane][1], order = this.orders[lane];
+      const reach = this.reach[lane];
       while (low < high) {
         const middle = (low + high) >> 1;
-        if (ends[order[middle]] > tick) high = middle;
+        if (reach[middle] > tick) high = middle;
         else low = middle + 1;
       }
       return low;
@@ -690,7 +704,7 @@
     picture.append(withText(drawn("text", { x: edge, y: 11 }), "to device →"));
     picture.append(withText(drawn("text", { x: 11, y: edge + 4, transform: `rotate(90 11 ${edge + 4})` }), "from device →"));
     return element("figure", { style: "margin: 0" }, picture,
-      element("figcaption", { class: "note" }, `Darker is more, up to ${bytes(most)}; a ring's bytes count for each of its hops.`));
+      element("figcaption", { class: "note" }, `The stronger, the more, up to ${bytes(most)}; a ring's bytes count for each of its hops.`));
   }
 
   // -- memory -----------------------------------------------------------------------------------------

@@ -146,9 +146,7 @@ def compared(graph: TaskGraph, timeline: Timeline, actual: Actual) -> tuple[Comp
     return tuple(found)
 
 
-def why(
-    simulated: Simulation, moved: Traffic, own: Figures, rivals: Sequence[Rival] = ()
-) -> tuple[str, str]:
+def why(simulated: Simulation, moved: Traffic, own: Figures, rivals: Sequence[Rival] = ()) -> tuple[str, str]:
     """Two sentences: what the plan does otherwise than data parallelism, and what its time consists of."""
     reference = next((rival.figures for rival in rivals if rival.name == REFERENCE), None)
     return _difference(own, reference), _path(simulated, moved.times)

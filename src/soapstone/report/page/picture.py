@@ -101,8 +101,7 @@ def _tiles(strategy: Strategy, layer: Layer) -> tuple[Tile, ...]:
         return strategy.placements[block.name]
 
     return tuple(
-        _tile(strategy.graph, list(run), placement)
-        for placement, run in groupby(layer.blocks, key=decided)
+        _tile(strategy.graph, list(run), placement) for placement, run in groupby(layer.blocks, key=decided)
     )
 
 

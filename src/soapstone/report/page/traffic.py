@@ -80,9 +80,7 @@ def _largest(graph: TaskGraph) -> tuple[MoveTotal, ...]:
             name = task.name.split(" to ")[0].rsplit(" ", 1)[0] if task.kind == "transfer" else task.name
             together[task.key[:-2], name, task.kind.value].append(task)
     totals = [
-        MoveTotal(
-            name, kind, sum(t.size_bytes for t in tasks), len(tasks), max(t.duration_s for t in tasks)
-        )
+        MoveTotal(name, kind, sum(t.size_bytes for t in tasks), len(tasks), max(t.duration_s for t in tasks))
         for (_, name, kind), tasks in together.items()
     ]
     return tuple(sorted(totals, key=lambda total: (-total.size_bytes, total.name))[:MOST_MOVES])

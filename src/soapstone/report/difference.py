@@ -1,0 +1,106 @@
+"""What differs between two plans of one model, and what each difference is worth.
+
+Each layer that is placed otherwise in the second plan is taken over into the first, alone, and the whole
+iteration is simulated again; and the other way round, the second plan is simulated without it. The two
+need not agree: differences help or hinder each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from soapstone.errors import PlanError
+from soapstone.machine import Machine
+from soapstone.plan import Plan
+from soapstone.report.decisions import layers
+from soapstone.report.explanation import split_text
+from soapstone.report.resimulation import Resimulation
+from soapstone.strategy.blocks import Block
+from soapstone.strategy.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Change:
+    """One layer of which `blocks` blocks are placed otherwise. `alone_s` is the first plan's time with this
+    change only, `without_s` the second's without it. Splits and devices are those of the first such block."""
+
+    layer: str
+    blocks: int
+    first_split: str
+    second_split: str
+    first_devices: tuple[int, ...]
+    second_devices: tuple[int, ...]
+    alone_s: float
+    without_s: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two plans on one machine."""
+
+    machine: Machine
+    first_s: float
+    second_s: float
+    changes: tuple[Change, ...]
+    same_blocks: int
+
+
+def difference(first: Plan, second: Plan) -> Difference:
+    """What differs; both plans are simulated on the first one's machine, which must have as many devices."""
+    _check(first, second)
+    machine = first.machine
+    one, two = Resimulation(first.strategy, machine), Resimulation(second.strategy, machine)
+    changes = []
+    same = 0
+    for layer in layers(first.strategy):
+        moved = [
+            block
+            for block in layer.blocks
+            if first.strategy.placements[block.name] != second.strategy.placements[block.name]
+        ]
+        same += len(layer.blocks) - len(moved)
+        if moved:
+            changes.append(_change(layer.name, moved, one, two))
+    changes.sort(key=lambda change: change.alone_s)
+    return Difference(machine, one.makespan_s, two.makespan_s, tuple(changes), same)
+
+
+def _check(first: Plan, second: Plan) -> None:
+    if first.graph != second.graph:
+        sizes = [
+            f"'{plan.graph.name}' with {len(plan.graph.nodes)} nodes and {plan.graph.sample_count} samples"
+            for plan in (first, second)
+        ]
+        raise PlanError(
+            f"the plans are of different graphs ({', '.join(sizes)}): compare plans of one model and batch."
+        )
+    counts = [len(plan.machine.devices) for plan in (first, second)]
+    if counts[0] != counts[1]:
+        raise PlanError(
+            f"the plans are for {counts[0]} devices ({first.machine.name}) and {counts[1]} "
+            f"({second.machine.name}): compare plans for equally many."
+        )
+    if first.strategy.apart != second.strategy.apart:
+        apart = sorted(first.strategy.apart ^ second.strategy.apart)
+        raise PlanError(
+            f"only one of the plans keeps node '{apart[0]}' apart: they have no blocks in common."
+        )
+
+
+def _change(name: str, moved: list[Block], one: Resimulation, two: Resimulation) -> Change:
+    def splits(strategy: Strategy) -> tuple[str, tuple[int, ...]]:
+        placement = strategy.placements[moved[0].name]
+        return split_text(strategy.graph, moved[0], placement), placement.devices
+
+    first_split, first_devices = splits(one.strategy)
+    second_split, second_devices = splits(two.strategy)
+    return Change(
+        name,
+        len(moved),
+        first_split,
+        second_split,
+        first_devices,
+        second_devices,
+        one.with_s({block.name: two.strategy.placements[block.name] for block in moved}),
+        two.with_s({block.name: one.strategy.placements[block.name] for block in moved}),
+    )
