@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 
 from soapstone import __version__
-from soapstone.cli import compare, explain, graph, machines, models, plan, report, simulate, train
+from soapstone.cli import (
+    compare,
+    explain,
+    export,
+    graph,
+    machines,
+    models,
+    plan,
+    recommend,
+    report,
+    simulate,
+    train,
+)
 from soapstone.cli.outcome import exit_code
 
 DESCRIPTION = """
@@ -21,6 +33,7 @@ Examples:
     soapstone machine show p100:4x4       a cluster: devices, links, routes
     soapstone plan nmt --machine k80:4x4  the fastest way to split it that a search finds
     soapstone compare nmt --machine k80   every baseline beside what is found
+    soapstone recommend nmt --machine k80 on how many devices it fits, and how fast
     soapstone simulate plan.json          one training iteration: time, traffic, memory
     soapstone report plan.json            a plan as a page to look at
     soapstone explain plan.json fc1       why a layer is placed as it is
@@ -35,7 +48,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (models, graph, machines, plan, compare, simulate, report, explain, train):
+for command in (
+    models,
+    graph,
+    machines,
+    plan,
+    compare,
+    recommend,
+    simulate,
+    report,
+    explain,
+    export,
+    train,
+):
     command.register(app)
 
 
