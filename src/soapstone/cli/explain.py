@@ -138,6 +138,7 @@ def _document(plan: Plan, found: Explanation) -> dict[str, Any]:
         "split": found.split,
         "devices": list(found.placement.devices),
         "makespan_s": found.makespan_s,
+        "is_beaten": found.is_beaten,
         "alternatives": [_alternative_document(each) for each in found.alternatives],
         "moves": [
             {
@@ -202,6 +203,9 @@ def _print(plan: Plan, found: Explanation) -> None:
     )
     _print_alternatives(screen, found, machine)
     _print_moves(screen, found)
+    if found.is_beaten:
+        screen.print(Text("The first alternative is faster on the machine as it is.", style="bold"))
+        return
     screen.print(Text("What would have to change for another choice to win:", style="bold"))
     for turning in found.turnings:
         screen.print(Text(f"  {_turning(turning, machine)}"))

@@ -71,7 +71,8 @@ class Turning:
 
 @dataclass(frozen=True)
 class Explanation:
-    """All that is to be said about one block."""
+    """All that is to be said about one block. Where an alternative is faster on the machine as it is,
+    `is_beaten`, there are no turning points."""
 
     block: Block
     placement: Placement
@@ -80,6 +81,15 @@ class Explanation:
     alternatives: tuple[Alternative, ...]
     caused: tuple[Caused, ...]
     turnings: tuple[Turning, ...]
+
+    @property
+    def is_beaten(self) -> bool:
+        """Whether an alternative is faster as it is."""
+        return bool(self.alternatives) and _wins(self.alternatives[0], self.makespan_s)
+
+
+def _wins(other: Alternative, decided_s: float) -> bool:
+    return other.makespan_s < decided_s * (1 - BETTER)
 
 
 def block_named(strategy: Strategy, name: str) -> Block:
@@ -101,6 +111,7 @@ def explained(plan: Plan, block: Block, tasks: TaskGraph) -> Explanation:
     """The explanation of one block; `tasks` is the plan's task graph."""
     resimulation = Resimulation(plan.strategy, plan.machine)
     found = alternatives(resimulation, block)
+    is_beaten = bool(found) and _wins(found[0], resimulation.makespan_s)
     return Explanation(
         block,
         plan.strategy.placements[block.name],
@@ -108,7 +119,7 @@ def explained(plan: Plan, block: Block, tasks: TaskGraph) -> Explanation:
         resimulation.makespan_s,
         found,
         caused(plan.strategy, block, tasks),
-        tuple(turnings(plan, block, found[:CONTENDERS])),
+        () if is_beaten else tuple(turnings(plan, block, found[:CONTENDERS])),
     )
 
 
@@ -208,7 +219,7 @@ def turnings(plan: Plan, block: Block, contenders: Sequence[Alternative]) -> Ite
                     replace(each, makespan_s=again.otherwise_s(block, each.placement)) for each in contenders
                 ]
                 best = min(tried, key=lambda each: each.makespan_s)
-                if best.makespan_s < again.makespan_s * (1 - BETTER):
+                if _wins(best, again.makespan_s):
                     yield Turning(part, scale, best, again.makespan_s)
                     break
 

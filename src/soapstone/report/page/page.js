@@ -254,7 +254,7 @@
     return context.createPattern(tile, "repeat");
   }
 
-  const ROW = 20, TOP = 24, MOST_HIGH = 620, TICKS = 2 ** 32 - 1;
+  const ROW = 20, TOP = 24, MOST_HIGH = 620, SMALL = 3, TICKS = 2 ** 32 - 1;
 
   class Chart {
     constructor(place) {
@@ -388,8 +388,10 @@
 
     // Where things are.
 
-    get gutter() { return Math.min(190, this.canvas.clientWidth * 0.25); }
-    get width() { return Math.max(this.canvas.clientWidth - this.gutter, 1); }
+    measure(width) {
+      this.gutter = Math.min(190, width * 0.25);
+      this.width = Math.max(width - this.gutter, 1);
+    }
     timeAt(x) { return this.left + (x - this.gutter) / this.width * (this.right - this.left); }
     xOf(part) { return this.gutter + (part - this.left) / (this.right - this.left) * this.width; }
 
@@ -497,6 +499,7 @@
     paint() {
       const canvas = this.canvas, ratio = window.devicePixelRatio || 1;
       const width = canvas.clientWidth, height = canvas.clientHeight;
+      this.measure(width);
       if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
         canvas.width = Math.round(width * ratio);
         canvas.height = Math.round(height * ratio);
@@ -518,7 +521,8 @@
 
     mix(pen) {
       this.fills = data.kinds.map((kind) => texture(pen, kind));
-      this.inks = { ink: colour("--ink"), soft: colour("--soft"), line: colour("--line"), mark: colour("--mark"), faint: colour("--faint") };
+      this.plain = data.kinds.map((kind) => colour(LOOKS[kind][0]));
+      this.inks = { ink: colour("--ink"), soft: colour("--soft"), line: colour("--line"), mark: colour("--mark"), card: colour("--card") };
       for (const [, sample, kind] of this.samples) {
         const brush = sample.getContext("2d");
         brush.clearRect(0, 0, 22, 12);
@@ -555,28 +559,47 @@
       const isLink = row >= data.timeline.device_rows;
       const top = isLink ? y + high * 0.15 : y, tall = isLink ? high * 0.7 : high;
       let at = this.first(row, lane, this.left * TICKS);
+      let run = null; // small tasks of one kind, side by side, are one rectangle
+      const finish = () => {
+        if (run !== null) this.paintPiece(pen, run, run.x, top, Math.max(run.until - run.x, 0.8), tall);
+        run = null;
+      };
       while (at < stop) {
         const task = order[at];
         if (start[task] > right) break;
-        const x = this.xOf(start[task] / TICKS), wide = this.xOf(end[task] / TICKS) - x;
-        pen.globalAlpha = this.only && !this.critical[task] ? 0.15 : 1;
-        pen.fillStyle = this.fills[this.kind[task]];
-        pen.fillRect(x, top, Math.max(wide - (wide > 4 ? 0.6 : 0), 0.8), tall);
-        if (this.critical[task] && lane === 0) {
-          pen.fillStyle = this.inks.mark;
-          pen.fillRect(x, top, Math.max(wide, 0.8), 2);
-          pen.fillRect(x, top + tall - 2, Math.max(wide, 0.8), 2);
-        }
-        if (wide > 60 && tall >= 12) this.paintName(pen, task, x, top, wide, tall);
-        if (task === this.chosen) {
-          pen.strokeStyle = this.inks.ink;
-          pen.lineWidth = 2;
-          pen.strokeRect(x + 1, top + 1, Math.max(wide - 2, 1), tall - 2);
+        const x = this.xOf(start[task] / TICKS), until = this.xOf(end[task] / TICKS), wide = until - x;
+        const piece = { x, until, kind: this.kind[task], critical: lane === 0 && this.critical[task] === 1 };
+        if (wide >= SMALL || task === this.chosen) {
+          finish();
+          this.paintPiece(pen, piece, x, top, Math.max(wide - (wide > 4 ? 0.6 : 0), 0.8), tall);
+          if (wide > 60 && tall >= 12) this.paintName(pen, task, x, top, wide, tall);
+          if (task === this.chosen) {
+            pen.strokeStyle = this.inks.ink;
+            pen.lineWidth = 2;
+            pen.strokeRect(x + 1, top + 1, Math.max(wide - 2, 1), tall - 2);
+          }
+        } else if (run !== null && run.kind === piece.kind && run.critical === piece.critical && x - run.until < 0.6) {
+          run.until = Math.max(run.until, until);
+        } else {
+          finish();
+          run = piece;
         }
         // What ends within this very pixel could not be seen: go on with the first that reaches the next.
         at = wide >= 1 ? at + 1 : Math.max(at + 1, this.first(row, lane, start[task] + tick));
       }
+      finish();
       pen.globalAlpha = 1;
+    }
+
+    paintPiece(pen, piece, x, top, wide, tall) {
+      pen.globalAlpha = this.only && !piece.critical ? 0.15 : 1;
+      pen.fillStyle = wide < SMALL ? this.plain[piece.kind] : this.fills[piece.kind];
+      pen.fillRect(x, top, wide, tall);
+      if (piece.critical) {
+        pen.fillStyle = this.inks.mark;
+        pen.fillRect(x, top, wide, 2);
+        pen.fillRect(x, top + tall - 2, wide, 2);
+      }
     }
 
     paintName(pen, task, x, y, wide, tall) {
@@ -588,7 +611,7 @@
       pen.textAlign = "left";
       const text = this.names[this.name[task]];
       const left = Math.max(x, this.gutter) + 4, long = Math.min(pen.measureText(text).width + 6, wide - 6);
-      pen.fillStyle = colour("--card");
+      pen.fillStyle = this.inks.card;
       pen.globalAlpha *= 0.75;
       pen.fillRect(left - 2, y + 3, long, tall - 6);
       pen.globalAlpha = 1;

@@ -1,0 +1,33 @@
+// Acts as a user of the report page would, and writes down what there is to see.
+(() => {
+  const chart = window.soapstone.chart, canvas = chart.canvas, seen = window.seen;
+  const press = (key) => canvas.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
+  const view = () => [chart.left, chart.right];
+  const text = (selector) => document.querySelector(selector).textContent;
+  seen.sections = [...document.querySelectorAll("section")].map((section) => section.querySelector(".body").childElementCount);
+  seen.verdict = text("#verdict");
+  seen.tiles = document.querySelectorAll(".tile").length;
+  seen.cells = document.querySelectorAll(".tile rect").length;
+  seen.tables = [...document.querySelectorAll("table")].every((table) => table.caption && table.querySelector("th[scope=col]"));
+  document.querySelector(".tile").click();
+  seen.tile = text("#strategy .panel");
+  seen.whole = view();
+  press("+"); seen.zoomed = view();
+  press("ArrowRight"); seen.panned = view();
+  canvas.dispatchEvent(new WheelEvent("wheel", {ctrlKey: true, deltaY: -120, cancelable: true})); seen.wheeled = view();
+  press("Home"); seen.home = view();
+  press("n"); seen.first = text("#timeline .panel");
+  press("c"); seen.critical = text("#timeline .panel");
+  chart.paint();
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  seen.colours = new Set(Array.from({length: pixels.length / 4}, (_, i) => pixels.slice(4 * i, 4 * i + 3).join())).size;
+  document.querySelectorAll(".chart button")[1].click();
+  seen.memory = text("#memory .panel");
+  seen.focusable = [...document.querySelectorAll("button, canvas[tabindex], a[href], summary")].every((each) => each.tabIndex >= 0);
+  seen.wide = document.documentElement.scrollWidth <= innerWidth;
+  dispatchEvent(new Event("beforeprint"));
+  const result = document.createElement("pre");
+  result.id = "result";
+  result.textContent = JSON.stringify(seen);
+  document.body.append(result);
+})();
