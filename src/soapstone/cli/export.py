@@ -17,6 +17,7 @@ from soapstone.errors import PlanError
 from soapstone.machine.checks import did_you_mean
 from soapstone.plan import Plan, read_plan, write_text
 from soapstone.report.dot import graph_dot, tasks_dot
+from soapstone.report.dtensor import script
 from soapstone.report.trace import trace_document
 
 
@@ -37,6 +38,7 @@ def _perfetto(plan: Plan) -> str:
 
 FORMS: Mapping[str, Callable[[Plan], str]] = MappingProxyType(
     {
+        "dtensor": script,
         "dot": graph_dot,
         "tasks-dot": lambda plan: tasks_dot(plan.simulated(), _title(plan)),
         "perfetto": _perfetto,
@@ -55,10 +57,13 @@ def export(
         bool, typer.Option("--json", help="Print one JSON document about what was written; needs -o.")
     ] = False,
 ) -> None:
-    """Write a plan for Graphviz (its blocks, or its tasks), or for ui.perfetto.dev (its timeline).
+    """Write a plan as a script for plain PyTorch, for Graphviz (blocks or tasks), or for ui.perfetto.dev.
+
+    A plan that DTensor has no layouts for is refused with the nodes that stand in the way.
 
     Examples:
 
+        soapstone export plan.json --to dtensor -o parallel.py
         soapstone export plan.json --to dot | dot -Tsvg > plan.svg
         soapstone export plan.json --to perfetto -o trace.json
     """
