@@ -1,4 +1,4 @@
-"""The strategy as a picture, after FlexFlow's Figures 13 and 14: a tile for every block, cut into its shards.
+"""The strategy as a picture, after FlexFlow's Figures 12 and 13: a tile for every block, cut into its shards.
 
 A tile is a grid. Its rows are parts along samples, its columns are parts along all else, and copies stand
 side by side in a column; each cell names its device. A *box* holds the tiles of one layer: the blocks that
