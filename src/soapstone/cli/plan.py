@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -299,27 +300,34 @@ def _print_reasons(screen: Console, found: _Found) -> None:
         screen.print(Text(f"Why it is {outcome} than data parallelism:", style="bold"))
     if own != rival:
         for sentence in reasons(own, rival):
-            screen.print(Text(f"  {sentence}"))
+            screen.print(_indented(sentence))
 
 
 def _print_search(screen: Console, found: _Found) -> None:
     report = found.report
-    accepted = f", {report.accepted / report.proposals:.1%} accepted" if report.proposals else ""
     screen.print()
     screen.print(Text("How it was found:", style="bold"))
-    screen.print(
-        Text(
-            f"  {report.method}, seed {report.seed}: {report.proposals:,} proposals{accepted}, "
-            f"{SECONDS.short_text(report.elapsed_s)}; {report.stop}"
-        )
-    )
+    took = SECONDS.short_text(report.elapsed_s)
+    screen.print(_indented(f"{report.method}, seed {report.seed}: {_counted(report)}, {took}; {report.stop}"))
     if report.is_optimal:
-        screen.print(Text("  It is proved that nothing faster exists."))
+        screen.print(_indented("It is proved that nothing faster exists."))
     elif report.gap is not None and report.lower_bound_s is not None:
         bound = SECONDS.short_text(report.lower_bound_s)
-        screen.print(Text(f"  It is at most {report.gap:.1%} above the optimum (lower bound {bound})."))
+        screen.print(_indented(f"It is at most {report.gap:.1%} above the optimum (lower bound {bound})."))
     if report.starts:
         screen.print(_starts_table(report.starts))
+
+
+def _counted(report: SearchReport) -> str:
+    """How many proposals there were. Of starts that were interrupted only the improvements are known."""
+    if not report.starts:
+        return f"{report.curve[-1].proposals if report.curve else 0:,} proposals or more"
+    return f"{report.proposals:,} proposals, {report.accepted / max(1, report.proposals):.1%} accepted"
+
+
+def _indented(sentence: str) -> Padding:
+    """A line that stays indented where a terminal wraps it."""
+    return Padding(Text(sentence), (0, 0, 0, 2), expand=False)
 
 
 def _starts_table(starts: tuple[StartReport, ...]) -> Table:
