@@ -19,11 +19,13 @@ from soapstone.cli.main import main
 from soapstone.cli.searching import seconds_of
 from soapstone.machine import preset, write_machine
 from soapstone.plan import read_plan
+from soapstone.search.find import SEARCHES
+from soapstone.search.report import SearchReport, StopReason
 
 LENET = ("lenet", "--tiny", "--machine", "k80:1x4")
 QUICK = ("--proposals", 40, "--threads", 1)
 PROGRAM = [sys.executable, "-m", "soapstone"]
-PATIENCE_S = 120
+PATIENCE_S = 300
 
 
 class Outcome(NamedTuple):
@@ -147,6 +149,35 @@ def test_the_papers_search_is_another(soapstone: Soapstone) -> None:
     search = json.loads(out)["search"]
     assert search["method"] == "mcmc-paper"
     assert {start["name"] for start in search["starts"]} == {"data_parallel", "krizhevsky", "random"}
+
+
+@pytest.mark.parametrize(
+    ("stop", "bound_share", "said"),
+    [
+        (StopReason.OPTIMAL, 1.0, "  It is proved that nothing faster exists."),
+        (StopReason.BUDGET, 0.8, "  It is at most 25.0% above the optimum (lower bound "),
+        (StopReason.BUDGET, None, None),
+    ],
+)
+def test_another_search_joins_by_one_entry_and_its_proof_is_told(
+    soapstone: Soapstone,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: StopReason,
+    bound_share: float | None,
+    said: str | None,
+) -> None:
+    def other(*arguments: Any) -> SearchReport:
+        report = SEARCHES["mcmc"](*arguments)
+        bound_s = None if bound_share is None else report.makespan_s * bound_share
+        return replace(report, method="other", stop=stop, lower_bound_s=bound_s)
+
+    monkeypatch.setattr("soapstone.search.find.SEARCHES", {"other": other})
+    code, out, err = soapstone("plan", *LENET, *QUICK, "--search", "other")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert any(line.startswith("  other, seed 0: ") and line.endswith(stop) for line in lines)
+    told = [line for line in lines if "optimum" in line or "proved" in line]
+    assert [line[: len(said or "")] for line in told] == ([said] if said else [])
 
 
 def with_memory(path: Path, memory_bytes: int) -> Path:
