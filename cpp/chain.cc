@@ -89,9 +89,35 @@ std::int64_t Chain::Step(std::int64_t proposals, double temperature_s) {
   return accepted;
 }
 
+std::int64_t Chain::Quieten(std::int64_t proposals, double limit_s) {
+  double makespan_s = simulator_->Makespan();
+  double link_s = simulator_->LinkSeconds();
+  const std::int64_t excess_bytes = this->excess_bytes();
+  std::int64_t accepted = 0;
+  for (std::int64_t i = 0; i < proposals; ++i) {
+    ++proposals_;
+    const std::vector<Change>& changes = moves_.Draw(*simulator_, &random_);
+    const double proposed_s = simulator_->Propose(changes, limit_s);
+    const bool is_quieter = proposed_s <= limit_s && simulator_->LinkSeconds() < link_s;
+    if (!is_quieter || (footprint_ && footprint_->Excess(*simulator_, changes) > excess_bytes)) {
+      simulator_->Reject();
+      continue;
+    }
+    simulator_->Accept();
+    ++accepted;
+    makespan_s = proposed_s;
+    link_s = simulator_->LinkSeconds();
+  }
+  Keep(makespan_s, excess_bytes);
+  return accepted;
+}
+
 // Takes note of a strategy, if it is the best so far.
 void Chain::KeepBest(double makespan_s, std::int64_t excess_bytes) {
-  if (std::pair(excess_bytes, makespan_s) >= std::pair(best_excess_bytes_, best_s_)) return;
+  if (std::pair(excess_bytes, makespan_s) < std::pair(best_excess_bytes_, best_s_)) Keep(makespan_s, excess_bytes);
+}
+
+void Chain::Keep(double makespan_s, std::int64_t excess_bytes) {
   best_s_ = makespan_s;
   best_excess_bytes_ = excess_bytes;
   best_at_ = proposals_;

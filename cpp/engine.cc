@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 namespace soapstone {
@@ -205,6 +206,10 @@ void Engine::Reject() {
     for (std::size_t i = 0; i < changes_.size(); ++i) has_root_[changes_[i].block] = had_root_[i];
   }
   changes_ = {};
+}
+
+double Engine::LinkSeconds() const {
+  return static_cast<double>(std::accumulate(work_fs_.begin() + devices_, work_fs_.end(), std::int64_t{0})) / kFemto;
 }
 
 std::vector<Simulator::Ended> Engine::Ends() const {

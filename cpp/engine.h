@@ -46,6 +46,7 @@ class Engine final : public Simulator {
   void Accept() override;
   void Reject() override;
 
+  double LinkSeconds() const override;
   const Placement& placement(std::int32_t block) const override { return graph_.placement(block); }
   std::int32_t task_count() const override { return graph_.task_count(); }
   std::vector<Ended> Ends() const override;

@@ -172,6 +172,17 @@ class Proposals {
     return chain_.Step(proposals, temperature_s);
   }
 
+  std::int64_t Quieten(std::int64_t proposals, double limit_s) {
+    CheckPlaced();
+    const nb::gil_scoped_release unlocked;
+    return chain_.Quieten(proposals, limit_s);
+  }
+
+  double link_s() {
+    Makespan();
+    return chain_.simulator()->LinkSeconds();
+  }
+
   // The timeline of what stands: how many tasks that follow each other end together, and when.
   nb::tuple Ends() {
     CheckPlaced();
@@ -368,6 +379,8 @@ void BindTasks(nb::module_& module) {
       .def("limit", &Proposals::Limit, nb::arg("capacity_bytes"), nb::arg("numbers_per_weight"))
       .def("footprint_bytes", &Proposals::FootprintBytes, nb::arg("numbers_per_weight"))
       .def("step", &Proposals::Step, nb::arg("proposals"), nb::arg("temperature_s"))
+      .def("quieten", &Proposals::Quieten, nb::arg("proposals"), nb::arg("limit_s"))
+      .def_prop_ro("link_s", &Proposals::link_s)
       .def("placed", &Proposals::Placed, nb::arg("block"))
       .def("best", &Proposals::Best, nb::arg("block"))
       .def_prop_ro("best_s", &Proposals::best_s)

@@ -56,6 +56,11 @@ class Simulator {
   virtual void Accept() = 0;
   virtual void Reject() = 0;
 
+  // How long all links are busy together, of what stands or is proposed; 0 if that is not kept.
+  //
+  // REQUIRES: what is proposed did not exceed its threshold.
+  virtual double LinkSeconds() const { return 0; }
+
   virtual const Placement& placement(std::int32_t block) const = 0;
   virtual std::int32_t task_count() const = 0;
 

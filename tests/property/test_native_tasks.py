@@ -75,8 +75,9 @@ def placed(
     *,
     seed: int = 0,
     uses_threshold: bool = True,
+    is_structured: bool = False,
 ) -> native.Proposals:
-    proposals = native.Proposals(problem.native, seed, method, uses_threshold)
+    proposals = native.Proposals(problem.native, seed, method, uses_threshold, is_structured)
     for number, block in enumerate(problem.blocks):
         placement = strategy.placements[block.name]
         degrees = problem.degrees(block, placement)
@@ -124,17 +125,21 @@ def test_proposals_equal_full_simulations(
             assert [batch.max() for batch in batches] == ends_s.tolist()
 
 
-@given(planned(), st.integers(0, 2**32), st.sampled_from([0.0, 0.01, 0.2]))
+@pytest.mark.parametrize("is_structured", [False, True])
+@given(plan=planned(), seed=st.integers(0, 2**32), temperature=st.sampled_from([0.0, 0.01, 0.2]))
 @settings(max_examples=40, deadline=None)
 def test_every_method_walks_the_same_chain(
-    plan: tuple[Strategy, Machine], seed: int, temperature: float
+    is_structured: bool, plan: tuple[Strategy, Machine], seed: int, temperature: float
 ) -> None:
-    """The same proposals are accepted, however they are simulated, and whether or not hopeless ones are
-    dropped early. The temperature is relative to the makespan."""
+    """The same proposals are accepted, of one block or of several, however they are simulated, and whether
+    or not hopeless ones are dropped early. The temperature is relative to the makespan."""
     strategy, machine = plan
     problem = FlatProblem(strategy.graph, machine, COSTS, strategy.apart)
-    chains = [placed(problem, strategy, method, seed=seed) for method in METHODS] + [
-        placed(problem, strategy, method, seed=seed, uses_threshold=False) for method in ("engine", "full")
+    chains = [
+        placed(problem, strategy, method, seed=seed, is_structured=is_structured) for method in METHODS
+    ] + [
+        placed(problem, strategy, method, seed=seed, uses_threshold=False, is_structured=is_structured)
+        for method in ("engine", "full")
     ]
     temperature_s = temperature * chains[0].makespan()
     for _ in range(6):

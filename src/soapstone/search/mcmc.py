@@ -9,7 +9,8 @@ whether iterations take milliseconds or minutes, nor on how many devices.
 
     mcmc-paper  the paper's: single blocks and placements drawn uniformly, beta constant
     mcmc        proposals that know structure (cpp/moves.h), 1 / beta falling while a chain runs, more
-                starts, and then rounds of chains from the best strategy so far
+                starts, then rounds of chains from the best strategy so far, and at last a chain that
+                moves less, where that costs no more time than is allowed
 
 A strategy whose footprint (cpp/footprint.h) exceeds some device's memory is worse than any that fits; a
 chain leaves it only for one that exceeds it by less.
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
 from threading import Event, Lock
 from time import monotonic
@@ -51,43 +53,64 @@ of the best makespan."""
 LEAST_PROPOSALS = 250
 """[choice] Before so many proposals a chain does not give up for want of progress."""
 
-SLICE_S = 0.03
-"""[choice] How long the native core works between two looks at the clock."""
+LEAST_GAIN = 1e-3
+"""[choice] A best makespan that is not shorter by this part is no progress."""
+
+SLICE_S, LEAST_SLICE = 0.03, 8
+"""[choice] About how long the native core works between two looks at the clock, and the least number of
+proposals that it makes."""
 
 ROUND_CHAINS = 4
 """[choice] How many chains go on from the best strategy in each round."""
 
-FIRST_SHARE = 0.5
-"""[choice] The part of the budget that all starts have together; the rounds have the rest."""
+FIRST_SHARE, LAST_SHARE = 0.5, 0.1
+"""[choice] The parts of the budget that all starts have together, and that the last chain has; the rounds
+have the rest."""
+
+QUIETER = "moving less"
 
 
 @dataclass(frozen=True)
 class Budget:
     """Seconds for the whole search, or proposals for each chain (then the search does not depend on the
-    clock). Where both are given, what is used up first ends it."""
+    clock). Where both are given, what is used up first ends it. The clock may be another, such as that of
+    the time that a process computes."""
 
     seconds: float | None = 30.0
     proposals: int | None = None
+    clock: Callable[[], float] = monotonic
 
 
 @dataclass(frozen=True)
-class _Rules:
-    """What distinguishes one way of searching from the other."""
+class Rules:
+    """What distinguishes one way of searching from the other.
 
+    `starts` have `first_share` of the budget, and only if there is no more to come do they give up for want
+    of progress. `temperature` is 1 / beta in parts of the best makespan, by the progress of a chain and the
+    number of blocks. How proposals are simulated makes no difference but in speed.
+    """
+
+    name: str
     is_structured: bool
     first_share: float
-    temperature: Callable[[float, int], float]  # of the progress and the number of blocks
+    temperature: Callable[[float, int], float]
     starts: tuple[str, ...]
-    method: native.Method = "engine"
+    simulation: native.Method = "engine"
+    uses_threshold: bool = True
 
 
 _EXPERTS = ("krizhevsky", "wu", "megatron", "dlrm_expert")
 
 RULES = {
-    "mcmc-paper": _Rules(
-        False, 1.0, lambda _, blocks: 1 / (PAPER_COLDNESS * blocks), ("data_parallel", *_EXPERTS, RANDOM)
+    "mcmc-paper": Rules(
+        "mcmc-paper",
+        False,
+        1.0,
+        lambda _, blocks: 1 / (PAPER_COLDNESS * blocks),
+        ("data_parallel", *_EXPERTS, RANDOM),
     ),
-    "mcmc": _Rules(
+    "mcmc": Rules(
+        "mcmc",
         True,
         FIRST_SHARE,
         lambda progress, _: HOT * (COLD / HOT) ** progress,
@@ -101,35 +124,39 @@ def mcmc(  # noqa: PLR0913, a search has that many sides
     machine: Machine,
     costs: AnalyticCosts | None = None,
     *,
-    method: str = "mcmc",
+    method: str | Rules = "mcmc",
     budget: Budget | None = None,
     seed: int = 0,
     threads: int = 2,
     optimizer: str = "momentum",
     memory_share: float = 1.0,
+    slack: float = 0.0,
     show: ShowSearch | None = None,
 ) -> SearchReport:
-    """The best strategy that the chains of a method of `RULES` find. A KeyboardInterrupt ends the search,
-    and what was found until then is returned. Strategies may take `memory_share` of what devices have."""
+    """The best strategy that the chains of a method find, one of `RULES` or another.
+
+    A KeyboardInterrupt ends the search, and what was found until then is returned. Strategies may take
+    `memory_share` of what devices have. `slack` is by what part the strategy may take longer than the best
+    that was found, if links are then less busy.
+    """
     limits = _Limits(
         [int(device.kind.memory_bytes * memory_share) for device in machine.devices],
         1 + STATES_PER_WEIGHT[optimizer],
     )
-    search = _Search(
-        graph, machine, costs or AnalyticCosts(), RULES[method], budget or Budget(), seed, limits
-    )
-    stop = search.run(threads, show)
+    rules = method if isinstance(method, Rules) else RULES[method]
+    search = _Search(graph, machine, costs or AnalyticCosts(), rules, budget or Budget(), seed, limits)
+    stop = search.run(threads, slack, show)
     record = search.record
     assert record.strategy is not None
     return SearchReport(
-        method,
+        rules.name,
         seed,
         record.strategy,
         record.best_s,
         record.excess_bytes == 0,
         tuple(record.curve),
         tuple(search.reports),
-        monotonic() - search.began,
+        search.elapsed_s,
         stop,
     )
 
@@ -172,12 +199,13 @@ class _Search:
         graph: Graph,
         machine: Machine,
         costs: AnalyticCosts,
-        rules: _Rules,
+        rules: Rules,
         budget: Budget,
         seed: int,
         limits: _Limits,
     ) -> None:
-        self.began = monotonic()
+        self.clock = budget.clock
+        self.began = self.clock()
         self.graph, self.machine, self.costs = graph, machine, costs
         self.problem = FlatProblem(graph, machine, costs)
         self.rules, self.budget, self.seed, self.limits = rules, budget, seed, limits
@@ -185,8 +213,8 @@ class _Search:
         self.is_stopped = Event()
         self.chains = 0
 
-    def run(self, threads: int, show: ShowSearch | None) -> StopReason:
-        """Run all starts, then rounds from the best, until nothing is left to do."""
+    def run(self, threads: int, slack: float, show: ShowSearch | None) -> StopReason:
+        """Run all starts, then rounds from the best, until nothing is left to do; then move less."""
         names = [name for name in self.rules.starts if name == RANDOM or name in self._applicable]
         with ThreadPoolExecutor(threads) as pool:
             try:
@@ -196,10 +224,14 @@ class _Search:
                     again = [self._continued(f"round from {before_s:.6g} s") for _ in range(ROUND_CHAINS)]
                     self._round(pool, threads, again, show)
                     if self.budget.proposals is not None and self.record.best_s == before_s:
-                        return StopReason.CONVERGED
+                        break
+                if self.rules.first_share < 1:
+                    self._round(pool, threads, [partial(self._quieter, slack)], show, is_last=True)
             except KeyboardInterrupt:
                 self.is_stopped.set()
                 return StopReason.INTERRUPTED
+        if self.rules.first_share < 1 and self.budget.proposals is not None:
+            return StopReason.CONVERGED
         stops = {report.stop for report in self.reports}
         return StopReason.CONVERGED if stops == {StopReason.CONVERGED} else StopReason.BUDGET
 
@@ -207,9 +239,19 @@ class _Search:
     def _applicable(self) -> frozenset[str]:
         return frozenset(each.name for each in applicable(self.graph, self.machine))
 
+    @property
+    def elapsed_s(self) -> float:
+        """Since the search began."""
+        return self.clock() - self.began
+
     def _has_time(self) -> bool:
-        seconds = self.budget.seconds
-        return seconds is None or monotonic() - self.began < seconds
+        return self.budget.seconds is None or self.elapsed_s < self._middle_s
+
+    @property
+    def _middle_s(self) -> float:
+        """When the last chain is to start."""
+        seconds = self.budget.seconds or 0.0
+        return seconds if self.rules.first_share == 1 else seconds * (1 - LAST_SHARE)
 
     def _start(self, name: str) -> Callable[[float], StartReport]:
         number = self._number()
@@ -226,6 +268,14 @@ class _Search:
         number, strategy = self._number(), self.record.strategy
         return lambda until: _Chain(self, name, strategy, number).run(until)
 
+    def _quieter(self, slack: float, until: float) -> StartReport:
+        """Go on from the best strategy to one that keeps links less busy."""
+        chain = _Chain(self, QUIETER, self.record.strategy, self._number())
+        report = chain.quieten(until, self.record.best_s * (1 + slack))
+        self.record.offer(chain, report.proposals, self.elapsed_s)
+        self.record.best_s, self.record.strategy = chain.native.best_s, chain.best()
+        return report
+
     def _number(self) -> int:
         self.chains += 1
         return self.chains
@@ -236,16 +286,17 @@ class _Search:
         threads: int,
         chains: Sequence[Callable[[float], StartReport]],
         show: ShowSearch | None,
+        *,
+        is_last: bool = False,
     ) -> None:
         """Run chains, `threads` at a time, each for its share of the time that they have together."""
-        now = monotonic()
         seconds = self.budget.seconds
         share_s = float("inf")
         if seconds is not None:
-            left_s = self.began + seconds - now
+            left_s = (seconds if is_last else self._middle_s) - self.elapsed_s
             share = self.rules.first_share if not self.reports else 1.0
             share_s = left_s * share / ceil(len(chains) / threads)
-        turns: list[Future[StartReport]] = [pool.submit(_turn, chain, share_s) for chain in chains]
+        turns: list[Future[StartReport]] = [pool.submit(self._turn, chain, share_s) for chain in chains]
         left = set(turns)
         while left:
             _, left = wait(left, timeout=0.1, return_when=FIRST_COMPLETED)
@@ -255,13 +306,12 @@ class _Search:
 
     def _progress(self) -> float:
         if self.budget.seconds is not None:
-            return min(1.0, (monotonic() - self.began) / self.budget.seconds)
+            return min(1.0, self.elapsed_s / self.budget.seconds)
         return 0.0
 
-
-def _turn(chain: Callable[[float], StartReport], share_s: float) -> StartReport:
-    """Run a chain for so long, from when it is its turn."""
-    return chain(monotonic() + share_s)
+    def _turn(self, chain: Callable[[float], StartReport], share_s: float) -> StartReport:
+        """Run a chain for so long, from when it is its turn."""
+        return chain(self.clock() + share_s)
 
 
 class _Chain:
@@ -273,7 +323,8 @@ class _Chain:
         self.native = native.Proposals(
             problem.native,
             search.seed * 1_000_003 + number,
-            method=rules.method,
+            method=rules.simulation,
+            uses_threshold=rules.uses_threshold,
             is_structured=rules.is_structured,
         )
         self.native.limit(search.limits.capacity_bytes, search.limits.numbers_per_weight)
@@ -283,28 +334,46 @@ class _Chain:
             for number_of_block, degrees, placement in _placements(problem, strategy):
                 self.native.place(number_of_block, degrees, placement.copies, list(placement.devices))
         self.first_s = self.native.makespan()
+        self.mark_s, self.marked_at = self.first_s, 0  # the last progress worth the name
 
     def run(self, until: float) -> StartReport:
         """Make proposals until the time, the budget or the progress ends."""
         done = accepted = 0
-        slice_size = 8
-        began = monotonic()
-        limit = self.search.budget.proposals
-        stop: StopReason | None = None
-        self._step(0, 0.0)
+        limit, clock = self.search.budget.proposals, self.search.clock
+        size, began, stop = 0, clock(), None
         while stop is None:
-            now = monotonic()
-            size = slice_size if limit is None else min(slice_size, limit - done)
+            now = clock()
             progress = (now - began) / (until - began) if limit is None else done / limit
             accepted += self._step(size, min(1.0, progress))
             done += size
-            took_s = monotonic() - now
-            if limit is None and took_s < SLICE_S / 2:
-                slice_size *= 2
-            elif limit is None and took_s > SLICE_S * 2 and slice_size > 1:
-                slice_size //= 2
-            stop = self._stop(done, limit, until)
+            size = self._next_size(size, done, clock() - now)
+            stop = self._stop(done, until)
         return StartReport(self.name, self.first_s, self.native.best_s, done, accepted, stop)
+
+    def quieten(self, until: float, limit_s: float) -> StartReport:
+        """Make proposals that keep links less busy and the makespan within a limit."""
+        done = accepted = size = 0
+        limit, clock = self.search.budget.proposals, self.search.clock
+        stop: StopReason | None = None
+        while stop is None:
+            now = clock()
+            accepted += self.native.quieten(size, limit_s)
+            done += size
+            size = self._next_size(size, done, clock() - now)
+            if self.search.is_stopped.is_set():
+                stop = StopReason.INTERRUPTED
+            elif (limit is not None and done >= limit) or clock() >= until:
+                stop = StopReason.BUDGET
+        return StartReport(self.name, self.first_s, self.native.best_s, done, accepted, stop)
+
+    def _next_size(self, size: int, done: int, took_s: float) -> int:
+        """How many proposals to make before the next look at the clock. Without a limit in proposals, the
+        clock may decide."""
+        most = max(LEAST_SLICE, done // 8)
+        limit = self.search.budget.proposals
+        if limit is not None:
+            return min(most, limit - done)
+        return max(LEAST_SLICE, min(most, size * 2 if took_s < SLICE_S else size // 2))
 
     def _step(self, size: int, progress: float) -> int:
         """Some proposals at the temperature of this point of the chain."""
@@ -312,15 +381,18 @@ class _Chain:
         best_s = self.native.best_s if self.native.best_s < float("inf") else self.first_s
         temperature_s = best_s * self.search.rules.temperature(progress, blocks)
         accepted = self.native.step(size, temperature_s)
-        self.search.record.offer(self, size, monotonic() - self.search.began)
+        self.search.record.offer(self, size, self.search.elapsed_s)
         return accepted
 
-    def _stop(self, done: int, limit: int | None, until: float) -> StopReason | None:
+    def _stop(self, done: int, until: float) -> StopReason | None:
+        limit = self.search.budget.proposals
+        if self.native.best_s < self.mark_s * (1 - LEAST_GAIN):
+            self.mark_s, self.marked_at = self.native.best_s, self.native.best_at
         if self.search.is_stopped.is_set():
             return StopReason.INTERRUPTED
-        if done - self.native.best_at > max(done / 2, LEAST_PROPOSALS) and self.search.rules.first_share == 1:
+        if self.search.rules.first_share == 1 and done - self.marked_at > max(done / 2, LEAST_PROPOSALS):
             return StopReason.CONVERGED
-        if (limit is not None and done >= limit) or monotonic() >= until:
+        if done and (done == limit or self.search.clock() >= until):
             return StopReason.BUDGET
         return None
 
