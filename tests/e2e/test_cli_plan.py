@@ -143,6 +143,13 @@ def test_a_plan_trains(soapstone: Soapstone, tmp_path: Path) -> None:
     assert trained["predicted_step_s"] == read_plan(path).prediction.makespan_s
 
 
+def test_slack_is_time_given_for_quieter_links(soapstone: Soapstone) -> None:
+    strict = json.loads(soapstone("plan", *LENET, *QUICK, "--json").out)
+    slack = json.loads(soapstone("plan", *LENET, *QUICK, "--slack", 0.5, "--json").out)
+    assert strict["makespan_s"] <= slack["makespan_s"] <= strict["makespan_s"] * 1.5
+    assert slack["moved_bytes"] < strict["moved_bytes"]
+
+
 def test_the_papers_search_is_another(soapstone: Soapstone) -> None:
     code, out, _ = soapstone("plan", *LENET, *QUICK, "--search", "mcmc-paper", "--json")
     assert code == 0
@@ -274,6 +281,8 @@ def test_budgets(budget: str, seconds: float) -> None:
         ((*LENET, "--proposals", "0"), "--proposals"),
         ((*LENET, "--threads", "0"), "--threads"),
         ((*LENET, "--seed", "-1"), "--seed"),
+        ((*LENET, "--slack", "nan"), "--slack"),
+        ((*LENET, "--slack", "-0.1"), "--slack"),
         ((*LENET, "--search", "mcmcc"), "there is no search 'mcmcc'"),
         ((*LENET, "--optimizer", "lion"), "there is no optimizer 'lion'"),
         ((*LENET, "--batch", "0"), "at least one sample"),

@@ -23,6 +23,7 @@ from soapstone.cli.searching import (
     ProposalsOption,
     SearchOption,
     SeedOption,
+    SlackOption,
     ThreadsOption,
     TinyOption,
     options_of,
@@ -59,6 +60,7 @@ def compare(  # noqa: PLR0913, PLR0917, a command has a parameter for each optio
     tiny: TinyOption = False,
     batch: BatchOption = None,
     optimizer: OptimizerOption = "momentum",
+    slack: SlackOption = 0.0,
     memory: Annotated[
         bool,
         typer.Option(
@@ -75,7 +77,7 @@ def compare(  # noqa: PLR0913, PLR0917, a command has a parameter for each optio
         soapstone compare nmt --machine k80:16x4 --budget 1m --no-memory
         soapstone compare gpt2 --machine h100:1x8 --batch 64 --json
     """
-    options = options_of(search, budget, proposals, seed, threads, optimizer)
+    options = options_of(search, budget, proposals, seed, threads, optimizer, slack)
     given = problem(model, machine, tiny=tiny, batch=batch)
     report = searched(given, options)
     with progress(f"comparing on {given.machine.name}", total=len(BASELINES) + 1) as show:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from soapstone.cli.searching import (
     ProposalsOption,
     SearchOption,
     SeedOption,
+    SlackOption,
     ThreadsOption,
     TinyOption,
     options_of,
@@ -36,7 +38,7 @@ from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plan import Plan, write_plan
 from soapstone.report.decisions import Row, foremost, rows
 from soapstone.report.figures import ALIKE, Figures, figures, is_alike, reasons
-from soapstone.search.baselines import BASELINES, applicable, baseline
+from soapstone.search.baselines import applicable, baseline
 from soapstone.search.find import EXPERTS, Settled, settled
 from soapstone.search.report import SearchReport, StartReport
 from soapstone.tasks.flat import native_tasks
@@ -64,6 +66,7 @@ def plan(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
     tiny: TinyOption = False,
     batch: BatchOption = None,
     optimizer: OptimizerOption = "momentum",
+    slack: SlackOption = 0.0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
     every_layer: Annotated[
         bool, typer.Option("--all", help="Print every decision, however many there are.")
@@ -82,7 +85,7 @@ def plan(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
     """
     if output is not None:
         check_place(output)
-    options = options_of(search, budget, proposals, seed, threads, optimizer)
+    options = options_of(search, budget, proposals, seed, threads, optimizer, slack)
     given = problem(model, machine, tiny=tiny, batch=batch)
     report = searched(given, options)
     with progress(f"simulating {given.graph.name}"):
@@ -331,20 +334,14 @@ def _indented(sentence: str) -> Padding:
 
 
 def _starts_table(starts: tuple[StartReport, ...]) -> Table:
-    """What came of each start; the chains that went on from the best so far are one row."""
+    """What came of each start; the rounds of chains that went on from the best so far are one row."""
     table = Table("start", box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("at first", "at best", "proposals"):
         table.add_column(heading, justify="right")
-    named = [start for start in starts if start.name in BASELINES]
-    for start in named:
-        first, best = (SECONDS.short_text(seconds) for seconds in (start.first_s, start.best_s))
-        table.add_row(Text(start.name), first, best, f"{start.proposals:,}")
-    later = [start for start in starts if start.name not in BASELINES]
-    if later:
-        first, best = (
-            SECONDS.short_text(seconds)
-            for seconds in (later[0].first_s, min(start.best_s for start in later))
-        )
-        count = sum(start.proposals for start in later)
-        table.add_row(Text(f"{len(later)} chains from the best"), first, best, f"{count:,}")
+    for word, group in groupby(starts, key=lambda start: start.name.split()[0]):
+        chains = list(group)
+        name = chains[0].name if len(chains) == 1 else f"{len(chains)} chains ({word}s)"
+        first, best = chains[0].first_s, min(chain.best_s for chain in chains)
+        count = sum(chain.proposals for chain in chains)
+        table.add_row(Text(name), SECONDS.short_text(first), SECONDS.short_text(best), f"{count:,}")
     return table

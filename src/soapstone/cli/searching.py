@@ -63,10 +63,22 @@ BatchOption = Annotated[
 OptimizerOption = Annotated[
     str, typer.Option("--optimizer", help=f"{', '.join(STATES_PER_WEIGHT)}: what it remembers takes memory.")
 ]
+SlackOption = Annotated[
+    float,
+    typer.Option(
+        "--slack", min=0.0, max=1.0, help="The part by which it may take longer if links are less busy then."
+    ),
+]
 
 
 def options_of(
-    search: str, budget: str | None, proposals: int | None, seed: int, threads: int | None, optimizer: str
+    search: str,
+    budget: str | None,
+    proposals: int | None,
+    seed: int,
+    threads: int | None,
+    optimizer: str,
+    slack: float,
 ) -> Options:
     """The options of a search, checked before anything is done."""
     search_named(search)
@@ -75,7 +87,7 @@ def options_of(
     if budget is None and proposals is None:
         budget = DEFAULT_BUDGET
     seconds = None if budget is None else seconds_of(budget)
-    return Options(search, Budget(seconds, proposals), seed, threads or _cores(), optimizer)
+    return Options(search, Budget(seconds, proposals), seed, threads or _cores(), optimizer, slack)
 
 
 def seconds_of(budget: str) -> float:

@@ -34,13 +34,15 @@ RESORTS = ("data_parallel", "optcnn", *EXPERTS, "model_parallel")
 
 @dataclass(frozen=True)
 class Options:
-    """How to search, and what for: `optimizer` says how much memory a weight takes."""
+    """How to search, and what for: `optimizer` says how much memory a weight takes, `slack` by what part the
+    strategy may take longer than the best that was found, if links are then less busy."""
 
     search: str = "mcmc"
     budget: Budget = field(default_factory=Budget)
     seed: int = 0
     threads: int = 2
     optimizer: str = "momentum"
+    slack: float = 0.0
 
 
 Search = Callable[[Graph, Machine, AnalyticCosts, Options, ShowSearch | None], SearchReport]
@@ -63,6 +65,7 @@ def _by_chains(
         seed=options.seed,
         threads=options.threads,
         optimizer=options.optimizer,
+        slack=options.slack,
         show=show,
     )
 
