@@ -87,6 +87,7 @@ def test_a_plan_for_programs(soapstone: Soapstone, tmp_path: Path) -> None:
     assert set(found["baselines"]) == {"data_parallel", "krizhevsky"}
     for rival in found["baselines"].values():
         assert rival["speedup"] == rival["makespan_s"] / found["makespan_s"] >= 1
+        assert rival["seems_to_fit"] is True
     assert sum(row["blocks"] for row in found["decisions"]) == len(plan.strategy.blocks)
     assert len(found["reasons"]) == 3
     assert found["search"] == json.loads(path.read_text(encoding="utf-8"))["search"]
@@ -222,7 +223,9 @@ def test_a_plan_that_does_not_fit_says_so(soapstone: Soapstone, tmp_path: Path) 
     model, tiny, *_ = LENET
     code, out, err = soapstone("plan", model, tiny, "--machine", machine, *QUICK, "-o", path)
     assert (code, err) == (0, "")
-    assert out.splitlines()[3].startswith("DOES NOT FIT in memory: ")
+    lines = out.splitlines()
+    assert lines[1].endswith(", but more memory than there is)")  # data parallelism
+    assert lines[3].startswith("DOES NOT FIT in memory: ")
     plan = read_plan(path)
     assert not plan.prediction.fits(plan.machine)
     assert plan.search is not None

@@ -39,8 +39,10 @@ from soapstone.plan import Plan, write_plan
 from soapstone.report.decisions import Row, foremost, rows
 from soapstone.report.figures import ALIKE, Figures, figures, is_alike, reasons
 from soapstone.search.baselines import applicable, baseline
-from soapstone.search.find import EXPERTS, Settled, settled
+from soapstone.search.baselines.scoring import Scorer
+from soapstone.search.find import EXPERTS, Options, Settled, settled
 from soapstone.search.report import SearchReport, StartReport
+from soapstone.sim.memory import STATES_PER_WEIGHT
 from soapstone.tasks.flat import native_tasks
 
 MOST_ROWS = 24
@@ -92,7 +94,8 @@ def plan(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
         outcome = settled(report, given.machine, given.model, options)
         if output is not None:
             write_plan(outcome.plan, output)
-        found = _Found(outcome, report, _own_figures(outcome.plan), _rivals(given, options.seed))
+        rivals, too_large = _rivals(given, options)
+        found = _Found(outcome, report, _own_figures(outcome.plan), rivals, too_large)
     if as_json:
         print_json(_document(found, output))
     else:
@@ -109,12 +112,14 @@ def check_place(output: Path) -> None:
 
 @dataclass(frozen=True)
 class _Found:
-    """A plan, how it was found, its figures, and those of data parallelism and of the experts' strategies."""
+    """A plan, how it was found, its figures, and those of data parallelism and of the experts' strategies;
+    `too_large` are those of them that would hardly fit in memory."""
 
     outcome: Settled
     report: SearchReport
     figures: Figures
     rivals: Mapping[str, Figures]
+    too_large: frozenset[str]
 
     @property
     def plan(self) -> Plan:
@@ -141,14 +146,25 @@ def _own_figures(found: Plan) -> Figures:
     return figures(tasks, len(found.machine.devices))
 
 
-def _rivals(given: Problem, seed: int) -> dict[str, Figures]:
+def _rivals(given: Problem, options: Options) -> tuple[dict[str, Figures], frozenset[str]]:
+    """Figures of data parallelism and of the experts' strategies, and those that need too much memory."""
     graph, machine, costs = given.graph, given.machine, AnalyticCosts()
     names = [each.name for each in applicable(graph, machine) if each.name in ("data_parallel", *EXPERTS)]
-    strategies = {name: baseline(name, graph, machine, costs, seed) for name in names}
-    return {
+    strategies = {name: baseline(name, graph, machine, costs, options.seed) for name in names}
+    scorer, numbers = Scorer(graph, machine, costs), 1 + STATES_PER_WEIGHT[options.optimizer]
+    found = {
         name: figures(native_tasks(strategy, machine, costs), len(machine.devices))
         for name, strategy in strategies.items()
     }
+    too_large = frozenset(
+        name
+        for name, strategy in strategies.items()
+        if any(
+            needed > device.kind.memory_bytes
+            for needed, device in zip(scorer.footprint_bytes(strategy, numbers), machine.devices, strict=True)
+        )
+    )
+    return found, too_large
 
 
 # -- for programs -----------------------------------------------------------------------------------
@@ -170,7 +186,11 @@ def _document(found: _Found, output: Path | None) -> dict[str, Any]:
         "costs": plan.costs,
         "optimizer": plan.optimizer,
         "baselines": {
-            name: {**figures_document(rival), "speedup": found.speedup(name)}
+            name: {
+                **figures_document(rival),
+                "speedup": found.speedup(name),
+                "seems_to_fit": name not in found.too_large,
+            }
             for name, rival in found.rivals.items()
         },
         "decisions": [_row_document(row) for row in rows(plan.strategy)],
@@ -238,6 +258,8 @@ def _compared(found: _Found, name: str) -> str:
     rival = found.rivals[name]
     what = "data parallelism" if name == "data_parallel" else f"{name}, the best expert's strategy"
     takes = SECONDS.short_text(rival.makespan_s)
+    if name in found.too_large:
+        takes = f"{takes}, but more memory than there is"
     if is_alike(found.figures.makespan_s, rival.makespan_s):
         return f"as fast as {what} ({takes})"
     return f"{found.speedup(name):.3g} times as fast as {what} ({takes})"
