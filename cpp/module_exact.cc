@@ -1,4 +1,4 @@
-// Bindings of the exact search; see soapstone.native.
+// Bindings of the exact search and of lower bounds; see soapstone.native.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "exact.h"
+#include "lower_bound.h"
 #include "module.h"
 #include "placement.h"
 #include "problem.h"
@@ -95,8 +96,15 @@ void BindExact(nb::module_& module) {
       .def_prop_ro("bounded", [](const ExactSearch& self) { return self.exact().bounded(); })
       .def_prop_ro("simulated", [](const ExactSearch& self) { return self.exact().simulated(); })
       .def_prop_ro("symmetry", [](const ExactSearch& self) { return self.exact().symmetry().relabellings().size(); })
-      .def_prop_ro("order", [](const ExactSearch& self) { return self.exact().order(); })
       .def_prop_ro("entered", [](const ExactSearch& self) { return self.exact().entered(); });
+  module.def("lower_bound", [](const Problem& problem) {
+    LowerBound bound;
+    {
+      const nb::gil_scoped_release unlocked;
+      bound = MakeLowerBound(problem);
+    }
+    return std::make_tuple(bound.compute_s, bound.path_s);
+  }, nb::arg("problem"));
 }
 
 }  // namespace soapstone

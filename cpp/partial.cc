@@ -54,6 +54,7 @@ Partial::Partial(const Problem* problem, Space* space, const Symmetry* symmetry)
     nearest_.push_back(nearest);
   }
   ListEdges();
+  ListNear();
   ListDomains(space);
   SetQuickest();
   SetRoundTrips();
@@ -72,7 +73,6 @@ void Partial::ListEdges() {
   writer_.assign(problem_->values.size(), -1);
   readers_.resize(problem_->values.size());
   users_.resize(problem_->weights.size());
-  sharers_.resize(blocks);
   into_.resize(blocks);
   out_of_.resize(blocks);
   least_update_s_.assign(problem_->weights.size(), 0);
@@ -116,8 +116,17 @@ void Partial::ListEdges() {
     readers_[edge.value].push_back(edge.reader);
     edges_.push_back(edge);
   }
+}
+
+void Partial::ListNear() {
+  const std::size_t blocks = problem_->blocks.size();
+  is_near_.assign(blocks * blocks, 0);
+  const auto set = [&](std::int32_t a, std::int32_t b) { is_near_[a * blocks + b] = is_near_[b * blocks + a] = 1; };
+  for (const Edge& edge : edges_) set(edge.writer, edge.reader);
   for (const std::vector<std::int32_t>& users : users_) {
-    for (const std::int32_t user : users) sharers_[user].insert(sharers_[user].end(), users.begin(), users.end());
+    for (const std::int32_t a : users) {
+      for (const std::int32_t b : users) set(a, b);
+    }
   }
 }
 
@@ -125,6 +134,8 @@ void Partial::ListDomains(Space* space) {
   const std::int32_t devices = problem_->machine.device_count;
   domains_.resize(problem_->blocks.size());
   seams_.resize(problem_->blocks.size());
+  left_.resize(problem_->blocks.size());
+  kinds_.resize(problem_->blocks.size());
   for (std::size_t b = 0; b < problem_->blocks.size(); ++b) {
     const auto block = static_cast<std::int32_t>(b);
     space->Count(block);  // which leaves only layouts that are legal
@@ -164,9 +175,24 @@ void Partial::ListDomains(Space* space) {
         AddSeam(part, seam, false, &made);
         if (seam.is_mutual && problem_->blocks[block].needs_backward) AddSeam(part, seam, true, &made);
       }
+      kinds_[block].push_back(NumberOf(part, made));
       seams_[block].push_back(std::move(made));
+      left_[block].push_back(static_cast<std::int32_t>(left_[block].size()));
     }
   }
+}
+
+bool Partial::Restrict(std::vector<std::vector<std::int32_t>> left) {
+  const auto count = [](const std::vector<std::vector<std::int32_t>>& lists) {
+    std::size_t sum = 0;
+    for (const std::vector<std::int32_t>& list : lists) sum += list.size();
+    return sum;
+  };
+  if (count(left) == count(left_)) return false;
+  left_ = std::move(left);
+  SetQuickest();
+  SetRoundTrips();
+  return true;
 }
 
 double Partial::ComputeSeconds(const Placement& placement, Pass pass, std::int32_t segment, std::int32_t shard) const {
@@ -181,7 +207,8 @@ void Partial::SetQuickest() {
   least_work_s_.assign(blocks, kNever);
   for (std::vector<double>& quickest : quickest_s_) quickest.assign(blocks, kNever);
   for (std::size_t block = 0; block < blocks; ++block) {
-    for (const Placement& placement : domains_[block]) {
+    for (const std::int32_t choice : left_[block]) {
+      const Placement& placement = domains_[block][choice];
       const Layout& layout = *placement.layout;
       const auto [first, last] = InnerSegments(layout);
       double work_s = 0;
@@ -227,8 +254,8 @@ void Partial::SetRoundTrips() {
       for (std::size_t i = 0; i < from.size(); ++i) {
         if (!symmetry_->IsLeast(all, from[i].devices)) continue;
         double least_s = kNever;
-        for (std::size_t j = 0; j < domains_[edge.reader].size(); ++j) {
-          least_s = std::min(least_s, RoundTrip(edge, static_cast<std::int32_t>(i), static_cast<std::int32_t>(j)));
+        for (const std::int32_t through : left_[edge.reader]) {
+          least_s = std::min(least_s, RoundTrip(edge, static_cast<std::int32_t>(i), through));
         }
         for (const std::vector<std::int32_t>& to : symmetry_->relabellings()) {
           std::vector<std::int32_t> devices;
@@ -620,7 +647,8 @@ const Partial::Template& Partial::ValueTemplate(std::int32_t value, std::span<co
       is_decided = is_decided && placed_[reader] != nullptr;
       if (placed_[reader] != nullptr) parts.push_back({reader, placed_[reader]});
     }
-    if (parts.size() > 1) MakeValue(value, parts, is_decided, &found->second);
+    MakeValue(value, parts, is_decided, &found->second);
+    found->second.number = NumberOf(found->second, parts, is_decided);
   }
   return found->second;
 }
@@ -637,8 +665,118 @@ const Partial::Template& Partial::WeightTemplate(std::int32_t weight, std::span<
       if (placed_[user] != nullptr) parts.push_back({user, placed_[user]});
     }
     MakeWeight(weight, parts, is_decided, &found->second);
+    found->second.number = NumberOf(found->second, parts, is_decided);
   }
   return found->second;
+}
+
+// -- keys -------------------------------------------------------------------------------------------------
+
+namespace {
+
+template <typename T>
+void Say(T what, std::string* said) {
+  said->append(reinterpret_cast<const char*>(&what), sizeof(what));
+}
+
+}  // namespace
+
+// Tasks are told by block, pass, segment and device. An exchange of which some box is held by several devices
+// says which placements it is of: who sends may change with the numbers of the devices.
+std::int32_t Partial::NumberOf(const Template& made, const std::vector<BlockPart>& parts, bool is_decided) {
+  if (!is_decided) return -1;
+  said_.clear();
+  bool is_plain = true;
+  const auto say = [&](const Ref& ref) {
+    Say(ref.part, &said_);
+    Say(ref.pass, &said_);
+    Say(ref.segment, &said_);
+    Say(ref.part == Ref::kUpdate ? made.updates[ref.shard].device : parts[ref.part].placement->devices[ref.shard], &said_);
+  };
+  for (const BlockPart& part : parts) Say(part.block, &said_);
+  for (const Template::Update& update : made.updates) {
+    Say(update.device, &said_);
+    Say(update.duration_s, &said_);
+  }
+  for (const Template::Move& move : made.moves) {
+    for (const std::int32_t link : move.links) Say(link, &said_);
+    Say(move.duration_s, &said_);
+    for (const Ref& giver : move.givers) say(giver);
+    Say('>', &said_);
+    for (const Ref& taker : move.takers) say(taker);
+  }
+  std::string all;
+  std::swap(all, said_);
+  std::vector<std::string> lags;
+  for (const Template::Lag& lag : made.lags) {
+    is_plain = is_plain && lag.givers.size() == 1 && lag.lag_s == 0;
+    said_.clear();
+    say(lag.taker);
+    for (const Ref& giver : lag.givers) say(giver);
+    lags.push_back(said_);
+  }
+  std::sort(lags.begin(), lags.end());
+  for (const std::string& lag : lags) all += lag;
+  for (const BlockPart& part : parts) {
+    if (is_plain) break;
+    for (const std::int32_t degree : part.placement->layout->degrees) Say(degree, &all);
+    for (const std::int32_t device : part.placement->devices) Say(device, &all);
+  }
+  return numbers_.try_emplace(std::move(all), static_cast<std::int32_t>(numbers_.size())).first->second;
+}
+
+std::int32_t Partial::NumberOf(const BlockPart& part, const Template& seams) {
+  const std::int32_t seam = NumberOf(seams, {part}, true);
+  const Placement& placement = *part.placement;
+  std::vector<std::string> shards;
+  for (std::int32_t shard = 0; shard < placement.layout->parts; ++shard) {
+    std::string said;
+    Say(placement.devices[shard], &said);
+    for (const Pass pass : {kForwardPass, kBackwardPass}) {
+      for (std::int32_t segment = 0; segment < placement.layout->segments; ++segment) {
+        Say(ComputeSeconds(placement, pass, segment, shard), &said);
+      }
+    }
+    shards.push_back(std::move(said));
+  }
+  std::sort(shards.begin(), shards.end());
+  std::string all = "shards";
+  Say(seam, &all);
+  for (const std::string& shard : shards) all += shard;
+  return numbers_.try_emplace(std::move(all), static_cast<std::int32_t>(numbers_.size())).first->second;
+}
+
+const std::string& Partial::Key(std::span<const std::int32_t> chosen) {
+  Place(chosen);
+  whole_key_.clear();
+  is_open_.assign(chosen.size(), 0);
+  const auto is_decided = [&](const std::vector<std::int32_t>& blocks) {
+    const bool all = std::all_of(blocks.begin(), blocks.end(), [&](std::int32_t b) { return chosen[b] != kUnplaced; });
+    if (!all) {
+      for (const std::int32_t block : blocks) is_open_[block] = 1;
+    }
+    return all;
+  };
+  for (std::size_t v = 0; v < problem_->values.size(); ++v) {
+    const bool is_read = is_decided(readers_[v]);
+    if (!is_read || chosen[writer_[v]] == kUnplaced) {
+      is_open_[writer_[v]] = 1;
+      for (const std::int32_t reader : readers_[v]) is_open_[reader] = 1;
+    } else {
+      Say(ValueTemplate(static_cast<std::int32_t>(v), chosen).number, &whole_key_);
+    }
+  }
+  for (std::size_t w = 0; w < problem_->weights.size(); ++w) {
+    if (is_decided(users_[w])) Say(WeightTemplate(static_cast<std::int32_t>(w), chosen).number, &whole_key_);
+  }
+  for (std::size_t block = 0; block < chosen.size(); ++block) {
+    if (chosen[block] == kUnplaced) {
+      Say(kUnplaced, &whole_key_);
+    } else {
+      Say(is_open_[block] ? chosen[block] : ~kinds_[block][chosen[block]] - 1, &whole_key_);
+    }
+  }
+  return whole_key_;
 }
 
 // -- the relaxation ---------------------------------------------------------------------------------------
@@ -649,8 +787,8 @@ double Partial::Bound(std::span<const std::int32_t> chosen, double limit_s) {
   relaxation_.Clear(machine.device_count + machine.link_count);
   first_.assign(blocks, -1);
   work_s_ = 0;
+  Place(chosen);
   for (std::int32_t block = 0; block < blocks; ++block) {
-    placed_[block] = chosen[block] == kUnplaced ? nullptr : &domains_[block][chosen[block]];
     if (placed_[block] == nullptr) continue;
     AddBlock(block, *placed_[block]);
     const std::int32_t own[1] = {block};
@@ -682,6 +820,12 @@ double Partial::Bound(std::span<const std::int32_t> chosen, double limit_s) {
   const double spread_s = work_s_ / machine.device_count;
   if (spread_s >= limit_s) return spread_s;
   return std::max(spread_s, relaxation_.Bound(limit_s));
+}
+
+void Partial::Place(std::span<const std::int32_t> chosen) {
+  for (std::size_t block = 0; block < chosen.size(); ++block) {
+    placed_[block] = chosen[block] == kUnplaced ? nullptr : &domains_[block][chosen[block]];
+  }
 }
 
 // Its tasks: by pass, by segment, by shard.

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <map>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -46,10 +47,20 @@ class Partial {
   // If it is no less than `limit_s`, any bound that is.
   double Bound(std::span<const std::int32_t> chosen, double limit_s);
 
-  // The least work that placing a block as a whole can do without, in seconds; for ordering.
-  double least_work_s(std::int32_t block) const { return least_work_s_[block]; }
-  // The blocks that share a weight with a block.
-  const std::vector<std::int32_t>& sharers(std::int32_t block) const { return sharers_[block]; }
+  // Whether one block reads what the other writes, or both use a weight.
+  bool AreNear(std::int32_t a, std::int32_t b) const { return is_near_[a * domains_.size() + b] != 0; }
+
+  // What a partial strategy comes down to: two with the same key that place the same blocks have the same task
+  // graphs under any placement of the others. Of blocks that nothing yet unplaced depends on, it says only what
+  // each device computes, sends and waits for, and not which shard it is.
+  //
+  const std::string& Key(std::span<const std::int32_t> chosen);
+
+  // From now on bounds need only hold for strategies all of whose placements are among these (by block, their
+  // numbers). Returns whether that may make a difference.
+  //
+  // REQUIRES: with a placement, its relabellings are among them.
+  bool Restrict(std::vector<std::vector<std::int32_t>> left);
 
  private:
   // A task of a placed block, by place in the list of the blocks it is about; or an update.
@@ -81,6 +92,7 @@ class Partial {
     std::vector<Move> moves;
     std::vector<Lag> lags;
     std::vector<Update> updates;
+    std::int32_t number = -1;  // the same for templates that say the same
   };
   // A value as one of the blocks that read it sees it.
   struct Edge {
@@ -100,6 +112,7 @@ class Partial {
   };
 
   void ListEdges();
+  void ListNear();
   void ListDomains(Space* space);
   void SetQuickest();
   void SetRoundTrips();
@@ -108,6 +121,8 @@ class Partial {
 
   const Template& ValueTemplate(std::int32_t value, std::span<const std::int32_t> chosen);
   const Template& WeightTemplate(std::int32_t weight, std::span<const std::int32_t> chosen);
+  std::int32_t NumberOf(const Template& made, const std::vector<BlockPart>& parts, bool is_decided);
+  std::int32_t NumberOf(const BlockPart& part, const Template& seams);
   void AddSeam(const BlockPart& part, const SeamData& seam, bool backward, Template* made);
   void MakeValue(std::int32_t value, const std::vector<BlockPart>& parts, bool is_decided, Template* made);
   void MakeWeight(std::int32_t weight, const std::vector<BlockPart>& parts, bool is_decided, Template* made);
@@ -118,6 +133,7 @@ class Partial {
   static std::vector<BoxBounds> CutAtBorders(const std::vector<BoxBounds>& boxes);
   double LagSeconds(std::int64_t size_bytes, std::int32_t to) const;
 
+  void Place(std::span<const std::int32_t> chosen);
   void AddBlock(std::int32_t block, const Placement& placement);
   void Apply(const Template& made, std::span<const std::int32_t> blocks);
   void AddUnplaced(std::span<const std::int32_t> chosen);
@@ -127,11 +143,12 @@ class Partial {
   BoxTables* tables_;
   const Symmetry* symmetry_;
   std::vector<std::vector<Placement>> domains_;  // by block
+  std::vector<std::vector<std::int32_t>> left_;  // by block: placements that bounds must hold for
+  std::vector<std::uint8_t> is_near_;  // by pair of blocks
   std::vector<Edge> edges_;
   std::vector<std::int32_t> writer_;                // by value
   std::vector<std::vector<std::int32_t>> readers_;  // by value: blocks
   std::vector<std::vector<std::int32_t>> users_;    // by weight: blocks
-  std::vector<std::vector<std::int32_t>> sharers_;  // by block
   std::vector<std::vector<std::int32_t>> into_;     // by block: edges
   std::vector<std::vector<std::int32_t>> out_of_;
   std::vector<double> widest_;   // by device: the best bandwidth to it
@@ -143,6 +160,11 @@ class Partial {
 
   std::unordered_map<std::vector<std::int32_t>, Template, KeyHash> templates_;
   std::vector<std::vector<Template>> seams_;  // by block, by placement; made with the domains
+  std::vector<std::vector<std::int32_t>> kinds_;  // by block, by placement: the same where devices compute the same
+  std::unordered_map<std::string, std::int32_t> numbers_;  // of what templates and placements say
+  std::string said_;
+  std::string whole_key_;
+  std::vector<std::uint8_t> is_open_;
 
   // The relaxation under way.
   Relaxation relaxation_;
