@@ -36,7 +36,7 @@ COSTS = AnalyticCosts()
 def small(models: list[str], tolerances: list[float], budget_s: float) -> None:
     """Prints a row for each problem and tolerance."""
     print(
-        "| model | strategies | tolerance | makespan, ms | bound, ms | proved | partial | s | CPU s | paper, h |"
+        "| model | strategies | tolerance | best, ms | bound, ms | proved | bounds | s | CPU s | paper, h |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for model in models:

@@ -24,7 +24,8 @@ std::int64_t Elements(const std::vector<std::int64_t>& shape) {
 
 class Bounds {
  public:
-  explicit Bounds(const Problem& problem) : problem_(problem), space_(&problem), devices_(problem.machine.device_count) {}
+  explicit Bounds(const Problem& problem)
+      : problem_(problem), space_(&problem), devices_(problem.machine.device_count) {}
 
   LowerBound Made() {
     LowerBound bound;

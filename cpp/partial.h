@@ -14,6 +14,7 @@
 #ifndef SOAPSTONE_CPP_PARTIAL_H_
 #define SOAPSTONE_CPP_PARTIAL_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <span>
@@ -32,6 +33,26 @@
 #include "symmetry.h"
 
 namespace soapstone {
+
+// A box by its number.
+inline BoxBounds BoundsOf(const BoxTable& table, std::int32_t box) {
+  return {table.Bounds(box).begin(), table.Bounds(box).end()};
+}
+
+// Where some shards run.
+inline std::vector<std::int32_t> DevicesOf(const Placement& placement, std::span<const std::int32_t> shards) {
+  std::vector<std::int32_t> devices;
+  for (const std::int32_t shard : shards) devices.push_back(placement.devices[shard]);
+  return devices;
+}
+
+// What a layout writes of a value.
+//
+// REQUIRES: it does.
+inline const Written& WrittenOf(const Layout& layout, std::int32_t value) {
+  return *std::find_if(layout.written.begin(), layout.written.end(),
+                       [value](const Written& each) { return each.port.subject == value; });
+}
 
 class Partial {
  public:

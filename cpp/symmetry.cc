@@ -22,7 +22,8 @@ bool Preserves(const MachineData& machine, const std::vector<std::int32_t>& to) 
       if (a == b) continue;
       const std::int32_t old = a * count + b;
       const std::int32_t now = to[a] * count + to[b];
-      if (machine.bandwidth[old] != machine.bandwidth[now] || machine.latency[old] != machine.latency[now]) return false;
+      if (machine.bandwidth[old] != machine.bandwidth[now]) return false;
+      if (machine.latency[old] != machine.latency[now]) return false;
       if (link_to.try_emplace(machine.link[old], machine.link[now]).first->second != machine.link[now]) return false;
       if (link_from.try_emplace(machine.link[now], machine.link[old]).first->second != machine.link[old]) return false;
     }

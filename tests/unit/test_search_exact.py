@@ -105,7 +105,7 @@ def test_a_strategy_outside_the_space_is_not_taken() -> None:
     whole: list[tuple[list[int], int, list[int]]] = [([1, 1, 1], 1, [0]), ([1, 1], 1, [0])]
     search.offer(whole)
     for wrong in ([2, 1, 1], 1, [0, 0]), ([1, 1, 1], 1, [2]), ([1, 1, 1], 2, [0, 1]), ([1, 1], 1, [0]):
-        with pytest.raises(ValueError, match="must be one of the space|for each dim"):
+        with pytest.raises(ValueError, match=r"must be one of the space|for each dim"):
             search.offer([wrong, whole[1]])
     with pytest.raises(ValueError, match="not every block"):
         search.offer(whole[:1])

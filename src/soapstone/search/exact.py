@@ -10,8 +10,8 @@ The default tolerance only absorbs rounding. Relabelling the devices can change 
 ties are broken by the task order and rings run by device number; so bounds that hold for all relabellings
 lead the way, and all relabellings of a whole strategy are simulated (`docs/decisions/0009-exact-search.md`).
 
-Memory limits are not part of the search: `fits` says whether the strategy returned keeps within them. If it
-does not, a slower one that fits may exist, and the proof is not about those.
+Memory limits are not part of the search: `fits` says whether the strategy returned keeps within them, with
+SGD and momentum. If it does not, a slower one that fits may exist, and the proof is not about those.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ rounding, and far less than anyone measures."""
 MOST_PLACEMENTS = 100_000
 """[choice] Each placement of each block is tried at the root: with more, not even that ends in minutes."""
 
-CHAINS, COOLINGS, PROPOSALS = 4, 14, 8000
+CHAINS, COOLINGS, PROPOSALS = 8, 14, 8000
 """[choice] How the strategy to start from is found: chains, steps of cooling in each, proposals in a step."""
 FIRST_PART, COOLING = 0.1, 0.6
 """[choice] The first temperature as a part of the makespan, and what is left of it after a step."""
@@ -130,7 +130,6 @@ def exact_search(
     start: Strategy | None = None,
     proposals: int = PROPOSALS,
     progress: ShowExact | None = None,
-    states_per_weight: int = 1,
 ) -> ExactResult:
     """The best strategy, proved unless the budget is used up or the search is interrupted (Ctrl-C).
 
@@ -154,7 +153,7 @@ def exact_search(
         search.best_s if stop is ExactStop.OPTIMAL and tolerance <= ROUNDING else search.lower_bound_s,
         tolerance,
         stop,
-        _fits(strategy, machine, costs, states_per_weight),
+        _fits(strategy, machine, costs),
         search.bounded,
         search.simulated,
         space,
@@ -227,9 +226,9 @@ def _strategy(problem: FlatProblem, found: list[tuple[list[int], int, list[int]]
     return Strategy(problem.graph, placements)
 
 
-def _fits(strategy: Strategy, machine: Machine, costs: AnalyticCosts, states_per_weight: int) -> bool:
+def _fits(strategy: Strategy, machine: Machine, costs: AnalyticCosts) -> bool:
     tasks = task_graph(strategy, machine, costs)
-    peaks = peak_memory(tasks, simulate(tasks), len(machine.devices), states_per_weight)
+    peaks = peak_memory(tasks, simulate(tasks), len(machine.devices))
     return all(
         peak.peak_bytes <= device.kind.memory_bytes
         for peak, device in zip(peaks, machine.devices, strict=True)
