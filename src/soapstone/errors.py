@@ -32,6 +32,10 @@ class StrategyError(SoapstoneError):
     """A strategy asks for a split or a device that does not exist."""
 
 
+class SearchError(SoapstoneError):
+    """A search does not exist, or has nothing to decide."""
+
+
 class PlanError(SoapstoneError):
     """A plan, or a file of one, is damaged, foreign or cannot be written."""
 

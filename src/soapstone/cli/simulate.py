@@ -16,9 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from soapstone.cli.graph import MODEL_HELP
-from soapstone.cli.output import console, print_json, progress
+from soapstone.cli.output import console, print_json, progress, rate
+from soapstone.cli.problem import problem
 from soapstone.graph import Graph
-from soapstone.machine import Machine, resolve
+from soapstone.machine import Machine
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plan import Plan, Simulation, read_plan, simulation, write_plan, write_text
 from soapstone.report.trace import trace_document
@@ -147,20 +148,13 @@ def _from_plan(path: Path) -> _Found:
 def _from_request(request: _Request) -> _Found:
     if request.model is None or request.machine is None:
         raise typer.BadParameter("give a plan file, or both --model and --machine.")
-    machine = resolve(request.machine)
-    with progress(f"capturing {request.model}"):
-        from soapstone.frontends.source import load
-
-        devices = len(machine.devices)
-        captured = load(request.model, tiny=request.tiny, batch=request.batch, devices=devices).captured()
-    for note in captured.notes:
-        print(f"soapstone: note: {note}", file=sys.stderr)
-    with progress(f"placing {captured.graph.name}"):
-        strategy = _strategy(request.strategy, captured.graph, machine)
-    with progress(f"simulating {captured.graph.name}"):
+    found = problem(request.model, request.machine, tiny=request.tiny, batch=request.batch)
+    graph, machine = found.graph, found.machine
+    with progress(f"placing {graph.name}"):
+        strategy = _strategy(request.strategy, graph, machine)
+    with progress(f"simulating {graph.name}"):
         simulated = simulation(strategy, machine, optimizer=request.optimizer)
-    model = f"{request.model}{',' if ':' in request.model else ':'}tiny" if request.tiny else request.model
-    plan = Plan(strategy, machine, simulated.prediction, model, optimizer=request.optimizer)
+    plan = Plan(strategy, machine, simulated.prediction, found.model, optimizer=request.optimizer)
     return _Found(plan, simulated, request.strategy)
 
 
@@ -231,9 +225,8 @@ def _print(found: _Found) -> None:
     screen = console()
     plan, simulated = found.plan, found.simulation
     screen.print(Text(f"{plan.graph.name} on {plan.machine.name}, strategy {found.strategy_name}"))
-    rate = _samples_per_s(found)
-    per_s = f"{rate:,.0f}" if rate and rate >= 1000 else f"{rate or 0:.4g}"
-    samples = f", {per_s} samples/s ({plan.graph.sample_count} a step)" if rate else ""
+    samples_per_s = _samples_per_s(found)
+    samples = f", {rate(samples_per_s)} ({plan.graph.sample_count} a step)" if samples_per_s else ""
     screen.print(Text(f"{SECONDS.short_text(simulated.timeline.makespan_s)} per iteration{samples}"))
     kinds = Counter(task.kind.value for task in simulated.tasks.tasks)
     counted = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())

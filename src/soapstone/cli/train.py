@@ -53,7 +53,7 @@ class _Request:
 
 
 def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file, as `simulate -o` writes it.")],
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file, as `plan -o` writes it.")],
     steps: Annotated[int, typer.Option("--steps", min=1, help="Train until so many steps are done.")] = 10,
     optimizer: Annotated[
         str | None, typer.Option("--optimizer", help="sgd, momentum, adam or adamw (default: the plan's).")

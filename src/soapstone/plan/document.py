@@ -65,7 +65,7 @@ def document_of(plan: Plan) -> dict[str, Any]:
 def plan_from(document: object, source: str) -> Plan:
     """The plan that `document` describes; `source` is what errors call it, usually the file's name."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise PlanError(f"{source}: this is not a Soapstone plan; `soapstone simulate -o` writes one.")
+        raise PlanError(f"{source}: this is not a Soapstone plan; `soapstone plan -o` writes one.")
     if document.get("version") != VERSION:
         raise PlanError(
             f"{source}: the plan has version {shown(document.get('version'))}; this Soapstone reads "
@@ -146,7 +146,7 @@ def read_plan(path: Path) -> Plan:
     except UnicodeDecodeError as error:
         raise PlanError(f"{path}: byte {error.start} is not UTF-8 text, so this is no plan.") from None
     if not text.strip():
-        raise PlanError(f"{path}: the file is empty; `soapstone simulate -o` writes a plan.")
+        raise PlanError(f"{path}: the file is empty; `soapstone plan -o` writes a plan.")
     try:
         document = json.loads(
             text, parse_constant=_refused, parse_float=_finite, object_pairs_hook=_without_repeats

@@ -1,0 +1,108 @@
+"""Searches by name, and the plan that is taken of what they find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.errors import SearchError
+from soapstone.graph import Graph, GraphBuilder
+from soapstone.machine import Machine, preset
+from soapstone.plan import simulation
+from soapstone.search.baselines import data_parallel, single_device
+from soapstone.search.find import SEARCHES, Options, find, settled
+from soapstone.search.mcmc import Budget
+from soapstone.search.report import SearchReport, StopReason
+from soapstone.strategy.strategy import Strategy
+
+MACHINE = preset("p100:1x2")
+
+
+def network() -> Graph:
+    """Two dense layers of which neither is small beside its activations."""
+    build = GraphBuilder("net")
+    x = build.input("x", (64, 64))
+    for number in range(2):
+        (x,) = build.add("linear", [x, build.weight(f"w{number}", (64, 64)), None], name=f"fc{number}")
+    (loss,) = build.add("sum", [x], {"dim": (0, 1)}, name="loss")
+    return build.graph(loss=loss)
+
+
+def holding(memory_bytes: int) -> Machine:
+    kind = replace(MACHINE.devices[0].kind, name="small", memory_bytes=memory_bytes)
+    return replace(MACHINE, devices=tuple(replace(device, kind=kind) for device in MACHINE.devices))
+
+
+def report_of(strategy: Strategy) -> SearchReport:
+    makespan_s = simulation(strategy, MACHINE).timeline.makespan_s
+    return SearchReport("mcmc", 7, strategy, makespan_s, True, (), (), 1.0, StopReason.BUDGET)
+
+
+def peak(strategy: Strategy) -> int:
+    return max(simulation(strategy, MACHINE).prediction.memory_bytes)
+
+
+def test_what_fits_is_taken_as_it_was_found() -> None:
+    report = report_of(single_device(network(), MACHINE))
+    outcome = settled(report, MACHINE, "net", Options())
+    assert outcome.instead is None
+    assert outcome.plan.strategy == report.strategy
+    assert outcome.plan.prediction == outcome.simulation.prediction
+    assert outcome.plan.search == {**report.document(), "instead": None}
+
+
+def test_a_baseline_that_fits_takes_the_place_of_what_does_not() -> None:
+    graph = network()
+    alone, shared = single_device(graph, MACHINE), data_parallel(graph, MACHINE)
+    assert peak(shared) < peak(alone)
+    machine = holding(peak(alone) - 1)
+    outcome = settled(report_of(alone), machine, "net", Options())
+    assert outcome.instead is not None
+    assert outcome.plan.prediction.fits(machine)
+    assert outcome.plan.search is not None
+    assert outcome.plan.search["fits"] is True
+    assert outcome.plan.search["instead"] == outcome.instead
+    assert outcome.plan.search["makespan_s"] == outcome.plan.prediction.makespan_s
+
+
+def test_where_nothing_fits_what_was_found_stays_and_says_so() -> None:
+    report = report_of(single_device(network(), MACHINE))
+    outcome = settled(report, holding(1), "net", Options())
+    assert outcome.instead is None
+    assert outcome.plan.strategy == report.strategy
+    assert outcome.plan.search is not None
+    assert outcome.plan.search["fits"] is False
+
+
+def test_the_optimizer_decides_what_fits() -> None:
+    strategy = single_device(network(), MACHINE)
+    machine = holding(peak(strategy))  # with momentum
+    assert settled(report_of(strategy), machine, "net", Options(optimizer="momentum")).instead is None
+    outcome = settled(report_of(strategy), machine, "net", Options(optimizer="adam"))
+    assert outcome.instead is not None
+    assert outcome.plan.optimizer == "adam"
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_every_search_reports_under_its_name_and_beats_data_parallelism(name: str) -> None:
+    graph = network()
+    options = Options(name, Budget(None, 20), seed=3, threads=1)
+    report = find(graph, MACHINE, AnalyticCosts(), options)
+    assert (report.method, report.seed) == (name, 3)
+    exact_s = simulation(report.strategy, MACHINE).timeline.makespan_s
+    assert report.makespan_s == exact_s
+    assert exact_s <= simulation(data_parallel(graph, MACHINE), MACHINE).timeline.makespan_s
+
+
+def test_an_unknown_search_is_refused() -> None:
+    with pytest.raises(SearchError, match=r"there is no search 'mcnc'.*mcmc"):
+        find(network(), MACHINE, AnalyticCosts(), Options("mcnc"))
+
+
+def test_a_model_without_weights_is_refused() -> None:
+    build = GraphBuilder("still")
+    (y,) = build.add("relu", [build.input("x", (4, 4))], name="y")
+    with pytest.raises(SearchError, match="model 'still' has nothing to split"):
+        find(build.graph(outputs=(y,)), MACHINE, AnalyticCosts(), Options())
