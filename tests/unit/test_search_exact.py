@@ -13,7 +13,8 @@ from soapstone.frontends.source import load
 from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import preset
 from soapstone.search.baselines import baseline
-from soapstone.search.exact import ExactStop, exact_search, lower_bound
+from soapstone.search.exact import exact_search, lower_bound
+from soapstone.search.report import StopReason
 from soapstone.strategy.placement import Placement
 from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
@@ -64,7 +65,7 @@ def test_a_budget_ends_it_with_what_it_has() -> None:
     graph, machine = load("rnnlm:steps=2", devices=4, tiny=True).captured().graph, preset("p100:1x4")
     start = random_strategy(graph, 4, Random(0))
     result = exact_search(graph, machine, COSTS, budget_s=0.0, start=start, proposals=0)
-    assert result.stop is ExactStop.BUDGET
+    assert result.stop is StopReason.BUDGET
     assert not result.is_optimal
     assert 0 < result.lower_bound_s <= result.makespan_s
     assert result.makespan_s <= native_tasks(start, machine, COSTS).simulated()[2]
@@ -80,7 +81,7 @@ def test_an_interrupt_ends_it_with_what_it_has() -> None:
             raise KeyboardInterrupt
 
     result = exact_search(graph, machine, COSTS, progress=interrupt, proposals=20)
-    assert result.stop is ExactStop.INTERRUPTED
+    assert result.stop is StopReason.INTERRUPTED
     assert not result.is_optimal
     assert [count for _, _, count in seen] == sorted(count for _, _, count in seen)
     assert seen[-1][1] <= result.lower_bound_s <= result.makespan_s == seen[-1][0]

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from math import perm, prod
 from time import monotonic
 
@@ -27,6 +26,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
+from soapstone.search.report import StopReason
 from soapstone.sim.memory import peak_memory
 from soapstone.sim.reference import simulate
 from soapstone.strategy.placement import placed
@@ -50,14 +50,6 @@ SLICE = 500
 """[choice] Partial strategies between two looks at the clock: a few hundredths of a second."""
 
 
-class ExactStop(StrEnum):
-    """Why an exact search ended."""
-
-    OPTIMAL = "nothing better exists"
-    BUDGET = "the budget was used up"
-    INTERRUPTED = "it was interrupted"
-
-
 @dataclass(frozen=True)
 class ExactResult:
     """The best strategy that was found, and what is known of all others: none is better than
@@ -69,7 +61,7 @@ class ExactResult:
     makespan_s: float
     lower_bound_s: float
     tolerance: float
-    stop: ExactStop
+    stop: StopReason
     fits: bool
     bounded: int
     simulated: int
@@ -80,7 +72,7 @@ class ExactResult:
     @property
     def is_optimal(self) -> bool:
         """Whether it is proved that no strategy is better by more than the tolerance."""
-        return self.stop is ExactStop.OPTIMAL
+        return self.stop is StopReason.OPTIMAL
 
     @property
     def gap(self) -> float:
@@ -150,7 +142,7 @@ def exact_search(
     return ExactResult(
         strategy,
         search.best_s,
-        search.best_s if stop is ExactStop.OPTIMAL and tolerance <= ROUNDING else search.lower_bound_s,
+        search.best_s if stop is StopReason.OPTIMAL and tolerance <= ROUNDING else search.lower_bound_s,
         tolerance,
         stop,
         _fits(strategy, machine, costs),
@@ -164,16 +156,16 @@ def exact_search(
 
 def _run(
     search: native.ExactSearch, began: float, budget_s: float | None, progress: ShowExact | None
-) -> ExactStop:
+) -> StopReason:
     try:
         while not search.step(SLICE):
             if progress is not None:
                 progress(search.best_s, search.lower_bound_s, search.bounded)
             if budget_s is not None and monotonic() - began > budget_s:
-                return ExactStop.BUDGET
+                return StopReason.BUDGET
     except KeyboardInterrupt:
-        return ExactStop.INTERRUPTED
-    return ExactStop.OPTIMAL
+        return StopReason.INTERRUPTED
+    return StopReason.OPTIMAL
 
 
 def _space_of(problem: FlatProblem) -> int:
