@@ -40,6 +40,7 @@ from soapstone.graph import Graph
 from soapstone.machine import Machine, resolve
 from soapstone.native import Method
 from soapstone.search.baselines import applicable, baseline
+from soapstone.search.exact import lower_bound
 from soapstone.search.mcmc import RULES, Budget, Rules, mcmc
 from soapstone.search.report import SearchReport
 from soapstone.strategy.strategy import Strategy
@@ -162,8 +163,6 @@ def speedup(request: Request) -> Row:
     }
     report = request.searched("mcmc")
     best_s = min(known.values())
-    from soapstone.search.exact import lower_bound
-
     bound_s = lower_bound(graph, machine, COSTS).seconds
     return {
         **{name: seconds * 1e3 for name, seconds in known.items()},

@@ -19,8 +19,9 @@ from soapstone.machine import Machine
 from soapstone.machine.checks import did_you_mean
 from soapstone.plan import Plan, Simulation, simulation
 from soapstone.search.baselines import applicable, baseline
+from soapstone.search.exact import exact_search, lower_bound
 from soapstone.search.mcmc import RULES, Budget, mcmc
-from soapstone.search.report import SearchReport, ShowSearch
+from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport
 from soapstone.strategy.blocks import blocks
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import native_tasks
@@ -70,7 +71,40 @@ def _by_chains(
     )
 
 
-SEARCHES: Mapping[str, Search] = MappingProxyType({name: partial(_by_chains, name) for name in RULES})
+def _exactly(
+    graph: Graph,
+    machine: Machine,
+    costs: AnalyticCosts,
+    options: Options,
+    show: ShowSearch | None,
+) -> SearchReport:
+    budget_s = options.budget.seconds
+
+    def progress(best_s: float, lower_bound_s: float, _: int) -> None:
+        if show is not None:
+            show(lower_bound_s / best_s, f"{best_s * 1e3:.4g} ms, at least {lower_bound_s * 1e3:.4g}")
+
+    found = exact_search(graph, machine, costs, budget_s=budget_s, progress=progress)
+    start = StartReport(
+        "exact", found.makespan_s, found.makespan_s, found.bounded, found.simulated, found.stop
+    )
+    return SearchReport(
+        "exact",
+        options.seed,
+        found.strategy,
+        found.makespan_s,
+        found.fits,
+        (CurvePoint(found.elapsed_s, found.bounded, found.makespan_s),),
+        (start,),
+        found.elapsed_s,
+        found.stop,
+        found.lower_bound_s,
+    )
+
+
+SEARCHES: Mapping[str, Search] = MappingProxyType(
+    {**{name: partial(_by_chains, name) for name in RULES}, "exact": _exactly}
+)
 """Every way to search, by name."""
 
 
@@ -86,7 +120,10 @@ def find(
         raise SearchError(
             f"model '{graph.name}' has nothing to split: no operator of it depends on a weight; give it one"
         )
-    return search_named(options.search)(graph, machine, costs, options, show)
+    report = search_named(options.search)(graph, machine, costs, options, show)
+    if report.lower_bound_s is None:
+        report = replace(report, lower_bound_s=lower_bound(graph, machine, costs).seconds)
+    return report
 
 
 def search_named(name: str) -> Search:
