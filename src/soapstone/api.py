@@ -60,15 +60,11 @@ def parallelize(  # noqa: PLR0913, one parameter for each thing a user may decid
         ]
     }
     parameters = {name: tensor for name, tensor in named.items() if isinstance(tensor, nn.Parameter)}
-    state = state_of(found.graph, named, constants_of(found.graph, model, loss))
-    return Trainer(
-        found,
-        state,
-        parameters,
-        optimizer,
-        wire or joined(device, timeout_s),
-        Options(clip_norm, accumulate, seed, fuse),
-    )
+    wire = wire or joined(device, timeout_s)
+    with wire.telling():
+        state = state_of(found.graph, named, constants_of(found.graph, model, loss))
+        options = Options(clip_norm, accumulate, seed, fuse)
+        return Trainer(found, state, parameters, optimizer, wire, options)
 
 
 def constants_of(graph: Graph, model: nn.Module, loss: str | Loss | None = None) -> Mapping[str, Tensor]:

@@ -158,12 +158,8 @@ def _train_as_rank(request: _Request, plan: Plan) -> None:
 
     rank = int(os.environ.get("RANK", "0"))
     try:
-        with session(request.device, request.timeout_s) as wire:
-            try:
-                _run(request, plan, wire)
-            except Exception as error:
-                wire.tell(str(error) or type(error).__name__)
-                raise
+        with session(request.device, request.timeout_s) as wire, wire.telling():
+            _run(request, plan, wire)
     except SoapstoneError:
         if rank == 0:
             raise

@@ -80,11 +80,8 @@ class Trainer:
 
     def step(self, batch: Batch | Sequence[Batch]) -> float:
         """Train on a batch (on `accumulate` of them, in a list) and give its loss."""
-        try:
+        with self.wire.telling():
             return self._step(batch)
-        except Exception as error:
-            self.wire.tell(str(error) or type(error).__name__)
-            raise
 
     def _step(self, batch: Batch | Sequence[Batch]) -> float:
         batches: list[Any] = [batch] if self.options.accumulate == 1 else list(batch)
@@ -124,7 +121,8 @@ class Trainer:
             loss = self.step(batch)
         finally:
             self.run.executor.recorder = None
-        spans = gathered_spans(recorder.spans, self.wire)
+        with self.wire.telling():
+            spans = gathered_spans(recorder.spans, self.wire)
         return loss, *recorded(self.simulated.tasks, spans)
 
     def train(self, batches: Iterable[Batch]) -> list[float]:
@@ -133,15 +131,18 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """All weights and buffers, whole, under the module's names and in its shapes, on every rank."""
-        return gathered(self.run, self.wire)
+        with self.wire.telling():
+            return gathered(self.run, self.wire)
 
     def save(self, folder: Path | str) -> Path:
         """Write a checkpoint into a folder, from all ranks at once; the checkpoint's own path."""
-        return checkpoint.save(Path(folder), self.run, self.optimizer, self.steps_done, self.wire)
+        with self.wire.telling():
+            return checkpoint.save(Path(folder), self.run, self.optimizer, self.steps_done, self.wire)
 
     def load(self, folder: Path | str) -> None:
         """Go on from the last complete checkpoint of a folder, whatever plan it was written under."""
-        self.steps_done = checkpoint.load(Path(folder), self.run, self.optimizer, self.wire)
+        with self.wire.telling():
+            self.steps_done = checkpoint.load(Path(folder), self.run, self.optimizer, self.wire)
 
     def export(self, path: Path | str) -> None:
         """Write the weights and buffers as one safetensors file, under the module's names."""

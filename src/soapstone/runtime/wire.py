@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from time import monotonic, perf_counter, sleep
 from typing import Any
@@ -77,8 +77,9 @@ class Wire:
         """Make the process groups that will be needed; every rank must ask for the same ones."""
         for ranks in sorted({tuple(sorted(group)) for group in groups}):
             if ranks not in self._groups:
+                what = f"the group of ranks {', '.join(map(str, ranks))}"
                 timeout = timedelta(seconds=self.timeout_s)
-                self._groups[ranks] = dist.new_group(list(ranks), timeout=timeout)
+                self._groups[ranks] = self._posted(what, dist.new_group, list(ranks), timeout=timeout)
 
     def send(self, tensor: Tensor, peer: int, tag: int, what: str) -> None:
         """Send a tensor, which must not change until `settle`."""
@@ -131,11 +132,37 @@ class Wire:
         """Refuse to go on unless every rank says the same text; `what` names it."""
         if self.size == 1:
             return
-        texts: list[Any] = [None] * self.size
-        self._posted(what, dist.all_gather_object, texts, text)
+        texts = self.told_by_all(text, what)
         for rank, other in enumerate(texts):
             if other != texts[0]:
                 raise TrainingError(f"rank {rank} has another {what} than rank 0: start all with the same")
+
+    def meet(self, what: str) -> None:
+        """Wait until every rank has come here."""
+        if self.size > 1:
+            token = torch.zeros(1, device=self.host)
+            work = self._posted(what, dist.all_reduce, token, async_op=True)
+            Pending(self, work, token, f"all ranks to come to the {what}").wait()
+
+    def told_by_all(self, text: str, what: str) -> list[str]:
+        """What each rank says, on every rank. It travels as bytes: nothing is pickled."""
+        if self.size == 1:
+            return [text]
+        own = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.host)
+        lengths = self._gathered(torch.tensor([own.numel()], device=self.host), what)
+        room = torch.zeros(max(int(length) for length in lengths), dtype=torch.uint8, device=self.host)
+        room[: own.numel()] = own
+        return [
+            bytes(said[: int(length)].tolist()).decode()
+            for said, length in zip(self._gathered(room, what), lengths, strict=True)
+        ]
+
+    def _gathered(self, tensor: Tensor, what: str) -> list[Tensor]:
+        """Everyone's tensor of this shape."""
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        work = self._posted(what, dist.all_gather, found, tensor, async_op=True)
+        Pending(self, work, tensor, f"the {what} of all ranks").wait()
+        return found
 
     # -- when something goes wrong ------------------------------------------------------------------
 
@@ -150,6 +177,15 @@ class Wire:
         if self.size > 1:
             with contextlib.suppress(RuntimeError, ValueError, AttributeError):
                 dist.distributed_c10d._get_default_store().set(f"{_FAILED}{self.rank}", sentence)
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Whatever is raised within is told to the other ranks too."""
+        try:
+            yield
+        except Exception as error:
+            self.tell(str(error) or type(error).__name__)
+            raise
 
     def failure(self, what: str, error: BaseException) -> TrainingError:
         """What to say when a wait failed; rank 0 says it for all."""
