@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import repeat
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -23,6 +23,7 @@ from soapstone.plan import Plan, read_plan, write_text
 from soapstone.report.trace import trace_document
 
 if TYPE_CHECKING:
+    from soapstone.runtime.sources import Source
     from soapstone.runtime.trainer import Trainer
     from soapstone.runtime.wire import Wire
 
@@ -49,6 +50,7 @@ class _Request:
     seed: int
     device: str
     timeout_s: float
+    whole_batches: bool
     as_json: bool
 
 
@@ -63,6 +65,9 @@ def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
         str | None,
         typer.Option("--data", help="path/to/file.py:function that gives batches (default: example inputs)."),
     ] = None,
+    whole_batches: Annotated[
+        bool, typer.Option("--whole-batches", help="Let every rank load all samples, not only its own.")
+    ] = False,
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="Write checkpoints into this folder.")
     ] = None,
@@ -107,6 +112,7 @@ def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
         seed,
         device,
         timeout,
+        whole_batches,
         as_json,
     )
     _check(request, found)
@@ -149,7 +155,8 @@ def _arguments(request: _Request) -> list[str]:
         "--timeout": request.timeout_s,
     }
     options = [f"{option}={value}" for option, value in given.items() if value is not None]
-    return ["train", str(request.plan), *options, *(["--json"] if request.as_json else [])]
+    flags = {"--whole-batches": request.whole_batches, "--json": request.as_json}
+    return ["train", str(request.plan), *options, *(flag for flag, given in flags.items() if given)]
 
 
 def _train_as_rank(request: _Request, plan: Plan) -> None:
@@ -170,7 +177,7 @@ def _run(request: _Request, plan: Plan, wire: Wire) -> None:
     trainer, batches = _prepared(request, plan, wire)
     first, losses, times = trainer.steps_done, [], []
     with _progress(request, wire.rank) as show:
-        for batch in islice(batches, first, None):
+        for batch in batches:
             if trainer.steps_done >= request.steps:
                 break
             start = perf_counter()
@@ -212,17 +219,19 @@ def _prepared(request: _Request, plan: Plan, wire: Wire) -> tuple[Trainer, Itera
         folder = request.checkpoint if (request.checkpoint / "latest").exists() else folder
     if folder is not None:
         trainer.load(folder)
-    return trainer, iter(_batches(request, source.inputs))
+    found = trainer.batches(
+        _batches(request, source.inputs), whole=request.whole_batches, shuffle_seed=request.seed
+    )
+    return trainer, found
 
 
-def _batches(request: _Request, example: Any) -> Iterable[Any]:
+def _batches(request: _Request, example: Any) -> Source:
     if request.data is None:
         return repeat(example)
     from soapstone.frontends.pyfile import function_of
 
     path, _, name = request.data.rpartition(":")
-    batches: Iterable[Any] = function_of(Path(path), name)()
-    return batches
+    return function_of(Path(path), name)
 
 
 def _progress(request: _Request, rank: int) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor
 from soapstone.runtime.actions import Action, Backward, Exchanged, Forward, ReportLoss, SumGradients
 from soapstone.runtime.buffers import Buffers
 from soapstone.runtime.inputs import Batch
+from soapstone.runtime.part import Part
 from soapstone.runtime.ports import added
 from soapstone.runtime.program import Program
 from soapstone.runtime.recording import Recorder
@@ -45,7 +46,7 @@ class Executor:
         self._fired: dict[str, int] = {}
         self._expected = self._watch_parameters()
 
-    def gradients(self, batches: Sequence[Batch], step: int) -> Tensor:
+    def gradients(self, batches: Sequence[Batch | Part], step: int) -> Tensor:
         """Compute the mean gradient over the batches, summed over ranks, and give the mean loss."""
         for seed in self.program.seeds:
             seed.scale = 1.0 / len(batches)
@@ -58,7 +59,7 @@ class Executor:
         self._sums.clear()
         return torch.stack(losses).sum()
 
-    def _pass(self, batch: Batch, step: int, number: int) -> Tensor:
+    def _pass(self, batch: Batch | Part, step: int, number: int) -> Tensor:
         """One forward and backward pass; the loss, divided by the number of batches."""
         self.program.free.begin(batch)
         for run in self._random:
@@ -73,6 +74,7 @@ class Executor:
                 for port in self.program.releases[released]:
                     port.clear()
                 released += 1
+        self.program.free.finish()
         self.buffers.update(self.wire)
         self.wire.settle()
         assert self._loss is not None

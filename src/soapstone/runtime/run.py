@@ -14,6 +14,7 @@ from soapstone.runtime.inputs import FreeValues
 from soapstone.runtime.linking import Links, placed_blocks
 from soapstone.runtime.order import execution_order
 from soapstone.runtime.program import Program
+from soapstone.runtime.rows import rows_of
 from soapstone.runtime.weights import Held, Weights
 from soapstone.runtime.wire import Wire
 from soapstone.sim.reference import Timeline
@@ -74,10 +75,11 @@ def started(
     graph = strategy.graph
     if graph.loss is None or graph.loss not in graph.differentiable:
         raise TrainingError(f"model '{graph.name}' has no loss that depends on a weight: nothing to train")
-    weights = Weights(graph, placed_blocks(strategy), tasks.exchanges)
+    blocks = placed_blocks(strategy)
+    weights = Weights(graph, blocks, tasks.exchanges)
     held = Held(weights, wire.rank, wire.device)
     held.load(state.weights)
-    free = FreeValues(graph, state.constants, state.buffers, wire.device)
+    free = FreeValues(graph, state.constants, state.buffers, wire, rows_of(graph, blocks, wire.size))
     links = Links(strategy, tasks, wire.rank, wire.device)
     program = Program(links, execution_order(tasks, timeline), weights, held, free, fuse=fuse)
     wire.prepare(p.holders for pieces in weights.pieces.values() for p in pieces if p.is_summed)

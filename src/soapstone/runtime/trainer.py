@@ -9,11 +9,11 @@ model.load_state_dict(trainer.state_dict())
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,10 @@ from soapstone.runtime import checkpoint
 from soapstone.runtime.gathering import gathered, write_safetensors
 from soapstone.runtime.inputs import Batch
 from soapstone.runtime.optimizing import OptimizerOf, clip, localized
+from soapstone.runtime.part import Part
 from soapstone.runtime.recording import Recorder, gathered_spans, recorded
 from soapstone.runtime.run import Run, State, started
+from soapstone.runtime.sources import Source, batches_of
 from soapstone.runtime.wire import Wire
 from soapstone.sim.reference import Timeline
 from soapstone.tasks.task import TaskGraph, TaskKind
@@ -78,13 +80,36 @@ class Trainer:
         self.optimizer = localized(optimizer, parameters, sources, self.run.held)
         self.steps_done = 0
 
-    def step(self, batch: Batch | Sequence[Batch]) -> float:
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The samples of a batch that this rank reads, ascending: all that it has to load."""
+        return self.run.free.rows
+
+    def part(self, tensors: Batch) -> Part:
+        """A batch of which only the samples `rows` were loaded, for `step`."""
+        return Part(tensors)
+
+    def batches(
+        self, source: Source, *, whole: bool = False, shuffle_seed: int | None = None
+    ) -> Iterator[Batch | Part]:
+        """Batches for `step`, from the step on that is next: of a function with a parameter `rows` and of
+        a map-style dataset only what this rank reads, or, with `whole`, all samples. A dataset goes round
+        and round, in its own order or, with a seed, in another one each time."""
+        rows = range(self.plan.graph.sample_count or 0) if whole else self.rows
+        done = self.steps_done * self.options.accumulate
+        found = batches_of(source, self.plan.graph, rows, done, shuffle_seed)
+        if not whole:
+            return found
+        return (batch.tensors if isinstance(batch, Part) else batch for batch in found)
+
+    def step(self, batch: Batch | Part | Sequence[Batch | Part]) -> float:
         """Train on a batch (on `accumulate` of them, in a list) and give its loss."""
         with self.wire.telling():
             return self._step(batch)
 
-    def _step(self, batch: Batch | Sequence[Batch]) -> float:
-        batches: list[Any] = [batch] if self.options.accumulate == 1 else list(batch)
+    def _step(self, batch: Batch | Part | Sequence[Batch | Part]) -> float:
+        is_one = self.options.accumulate == 1 or isinstance(batch, Part)
+        batches: list[Any] = [batch] if is_one else list(cast(Sequence[Any], batch))
         if len(batches) != self.options.accumulate:
             raise TrainingError(
                 f"a step takes {self.options.accumulate} batches, not {len(batches)}: see `accumulate`"
@@ -112,7 +137,7 @@ class Trainer:
                 if task.kind is TaskKind.UPDATE and task.key[-1] == self.wire.rank:
                     recorder.note(number, start, recorder.now())
 
-    def traced_step(self, batch: Batch) -> tuple[float, TaskGraph, Timeline]:
+    def traced_step(self, batch: Batch | Part) -> tuple[float, TaskGraph, Timeline]:
         """A step with its real timeline: the loss, the task graph with real durations, and the times.
         Make the trainer with `fuse=False`, or tasks that were taken back together have one time."""
         recorder = self.run.executor.recorder = Recorder()
@@ -125,7 +150,7 @@ class Trainer:
             spans = gathered_spans(recorder.spans, self.wire)
         return loss, *recorded(self.simulated.tasks, spans)
 
-    def train(self, batches: Iterable[Batch]) -> list[float]:
+    def train(self, batches: Iterable[Batch | Part]) -> list[float]:
         """Train on all batches; the losses."""
         return [self.step(batch) for batch in batches]
 
