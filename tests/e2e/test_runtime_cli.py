@@ -29,6 +29,14 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def one(plans: Path) -> list[float]:
+    """The losses of six steps of one process."""
+    done = ran("train", plans / "plan1.json", "--steps", 6, "--lr", 0.05, "--json")
+    losses: list[float] = json.loads(done.stdout)["losses"]
+    return losses
+
+
 def ran(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*PROGRAM, *map(str, arguments)],
@@ -40,9 +48,10 @@ def ran(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_two_ranks_train_as_one_and_go_on_from_a_checkpoint(plans: Path, tmp_path: Path) -> None:
+def test_two_ranks_train_as_one_and_go_on_from_a_checkpoint(
+    plans: Path, one: list[float], tmp_path: Path
+) -> None:
     """Single precision: sums over two shards instead of one differ in the last of 24 bits."""
-    one = json.loads(ran("train", plans / "plan1.json", "--steps", 6, "--lr", 0.05, "--json").stdout)
     options = ("--lr", 0.05, "--json", "--checkpoint", tmp_path)
     begun = ran("train", plans / "plan2.json", "--steps", 3, *options, "--trace", tmp_path / "trace.json")
     assert (begun.returncode, begun.stderr) == (0, "")
@@ -51,12 +60,51 @@ def test_two_ranks_train_as_one_and_go_on_from_a_checkpoint(plans: Path, tmp_pat
     assert (went_on.returncode, went_on.stderr) == (0, "")
     first, second = json.loads(begun.stdout), json.loads(went_on.stdout)
     assert (first["steps"], second["first_step"], second["steps"]) == (3, 4, 6)
-    assert first["losses"] + second["losses"] == pytest.approx(one["losses"], rel=1e-5)
-    assert one["losses"][-1] < one["losses"][0]
+    assert first["losses"] + second["losses"] == pytest.approx(one, rel=1e-5)
+    assert one[-1] < one[0]
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     timed = [event for event in events if event["ph"] == "X"]
     assert {event["cat"] for event in timed} == {"forward", "backward", "all_reduce", "update"}
     assert all(event["dur"] > 0 for event in timed)
+
+
+def test_a_run_goes_on_with_a_new_plan_on_fewer_and_on_more_devices(
+    plans: Path, one: list[float], tmp_path: Path
+) -> None:
+    """Two ranks, then one, then two that torchrun starts with a plan for one: as one process."""
+    options = ("--lr", 0.05, "--json", "--checkpoint", tmp_path)
+    losses = json.loads(ran("train", plans / "plan2.json", "--steps", 2, *options).stdout)["losses"]
+    again = ("--resume", tmp_path, "--replan")
+    fewer = ran("train", plans / "plan2.json", "--steps", 4, *options, *again, "--machine", "cpu:1x1")
+    assert (fewer.returncode, fewer.stderr) == (0, "")
+    found = json.loads(fewer.stdout)
+    assert (found["ranks"], found["first_step"]) == (1, 3)
+    losses += found["losses"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "soapstone", "train", plans / "plan1.json", "--steps", 6, *options, *again]
+    more = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert more.returncode == 0, more.stderr
+    found = json.loads(more.stdout)
+    assert (found["ranks"], found["first_step"]) == (2, 5)
+    assert losses + found["losses"] == pytest.approx(one, rel=1e-5)
+    kept = json.loads((tmp_path / "replanned.json").read_text())
+    assert kept["machine"]["name"] == "cpu:1x1"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--replan"], "--replan goes on from a checkpoint: say which with --resume DIR"),
+        (["--machine", "cpu:1x2"], "--machine is for --replan: a plan has its own"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    options: list[str], sentence: str, plans: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(plans / "plan2.json"), *options]) == 2
+    assert capsys.readouterr().err == f"soapstone: {sentence}\n"
 
 
 def test_torchrun_starts_the_ranks_just_as_well(plans: Path) -> None:

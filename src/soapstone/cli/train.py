@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 from statistics import median
@@ -17,9 +18,11 @@ import typer
 from rich.text import Text
 
 from soapstone.cli.output import console, print_json, progress
-from soapstone.errors import SoapstoneError, TrainingError
+from soapstone.cli.replan import machine_now, replanned
+from soapstone.errors import CheckpointError, SoapstoneError, TrainingError
 from soapstone.machine.units import SECONDS
-from soapstone.plan import Plan, read_plan, write_text
+from soapstone.plan import Plan, read_plan, write_plan, write_text
+from soapstone.plan.document import document_of, plan_from
 from soapstone.report.trace import trace_document
 
 if TYPE_CHECKING:
@@ -51,6 +54,9 @@ class _Request:
     device: str
     timeout_s: float
     whole_batches: bool
+    replan: bool
+    machine: str | None
+    strategy: str | None
     as_json: bool
 
 
@@ -75,6 +81,16 @@ def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Go on from the last checkpoint of this folder.")
     ] = None,
+    replan: Annotated[
+        bool, typer.Option("--replan", help="Plan the model anew for the devices there are now.")
+    ] = False,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="With --replan: the machine to plan for.")
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option("--strategy", help="With --replan: a strategy by name (default: the fastest found)."),
+    ] = None,
     export: Annotated[
         Path | None, typer.Option("--export", help="Write the trained weights here, as safetensors.")
     ] = None,
@@ -94,6 +110,7 @@ def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
 
         soapstone train plan.json --steps 100 --lr 0.01 --checkpoint out
         soapstone train plan.json --steps 200 --checkpoint out --resume out
+        soapstone train plan.json --steps 200 --resume out --replan --machine cpu:1x2
         torchrun --nnodes 2 --nproc-per-node 4 -m soapstone train plan.json --data mine.py:batches
     """
     found = read_plan(plan)
@@ -113,17 +130,46 @@ def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
         device,
         timeout,
         whole_batches,
+        replan,
+        machine,
+        strategy,
         as_json,
     )
     _check(request, found)
-    if "RANK" in os.environ or len(found.machine.devices) == 1:
+    if "RANK" in os.environ:
         _train_as_rank(request, found)
         return
-    from soapstone.runtime.workers import run_workers
+    with tempfile.TemporaryDirectory(prefix="soapstone-") as folder:
+        if request.replan:
+            found = _planned_anew(request, found, None)
+            request = _with_plan(request, found, Path(folder))
+        if len(found.machine.devices) == 1:
+            _train_as_rank(request, found)
+            return
+        from soapstone.runtime.workers import run_workers
 
-    code = run_workers(len(found.machine.devices), _arguments(request))
-    if code:
-        raise typer.Exit(code)
+        code = run_workers(len(found.machine.devices), _arguments(request))
+        if code:
+            raise typer.Exit(code)
+
+
+def _planned_anew(request: _Request, plan: Plan, ranks: int | None) -> Plan:
+    with progress(f"planning {plan.graph.name}"):
+        return replanned(plan, machine_now(plan, request.machine, ranks), request.strategy)
+
+
+def _with_plan(request: _Request, plan: Plan, folder: Path) -> _Request:
+    """The request with a plan that was made here: in the checkpoints' folder, where a person finds it, or
+    in one that lasts as long as the run."""
+    if request.checkpoint is not None:
+        folder = request.checkpoint
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{folder}: the folder cannot be made ({error.strerror}).") from None
+    path = folder / "replanned.json"
+    write_plan(plan, path)
+    return replace(request, plan=path, replan=False, machine=None, strategy=None)
 
 
 def _check(request: _Request, plan: Plan) -> None:
@@ -134,6 +180,11 @@ def _check(request: _Request, plan: Plan) -> None:
     optimizer_named(request.optimizer, request.lr)
     if not plan.model:
         raise TrainingError(f"{request.plan}: the plan does not name its model: train it in a script")
+    if request.replan and request.resume is None:
+        raise TrainingError("--replan goes on from a checkpoint: say which with --resume DIR")
+    for option, given in (("--machine", request.machine), ("--strategy", request.strategy)):
+        if given is not None and not request.replan:
+            raise TrainingError(f"{option} is for --replan: a plan has its own")
     if request.resume is not None:
         latest(request.resume)
 
@@ -166,11 +217,21 @@ def _train_as_rank(request: _Request, plan: Plan) -> None:
     rank = int(os.environ.get("RANK", "0"))
     try:
         with session(request.device, request.timeout_s) as wire, wire.telling():
+            if request.replan:
+                plan = _told_plan(request, plan, wire)
             _run(request, plan, wire)
     except SoapstoneError:
         if rank == 0:
             raise
         raise typer.Exit(2) from None
+
+
+def _told_plan(request: _Request, plan: Plan, wire: Wire) -> Plan:
+    """The new plan for the ranks that torchrun started: rank 0 makes it and tells the others."""
+    text = ""
+    if wire.rank == 0:
+        text = json.dumps(document_of(_planned_anew(request, plan, wire.size)), allow_nan=False)
+    return plan_from(json.loads(wire.told_by_all(text, "new plan")[0]), "the new plan")
 
 
 def _run(request: _Request, plan: Plan, wire: Wire) -> None:
