@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -16,10 +17,14 @@ from oracles.training import named_tensors as named_of
 
 from soapstone.errors import TrainingError
 from soapstone.machine import preset
+from soapstone.plan import Plan, simulation
 from soapstone.runtime.linking import placed_blocks
 from soapstone.runtime.rows import rows_of
+from soapstone.runtime.run import state_of
 from soapstone.runtime.sources import batches_of
-from soapstone.search.baselines import data_parallel
+from soapstone.runtime.trainer import Trainer
+from soapstone.runtime.wire import Wire
+from soapstone.search.baselines import data_parallel, single_device
 from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
 
@@ -92,6 +97,24 @@ def test_a_rank_may_load_whole_batches(ranks: Ranks, tmp_path: Path) -> None:
         assert asked == list(range(STEPS * SAMPLES))
     state = {key: torch.from_numpy(array) for key, array in answers[0][1].items()}
     assert_same((answers[0][0], state), trained_plainly(module, batches, Recipe()))
+
+
+def test_batches_that_are_copied_to_one_place_train_the_same() -> None:
+    """As a recording on a GPU needs them."""
+    module, batches, captured = tiny("bert_large", STEPS)
+    machine = preset("cpu:1x1")
+    strategy = single_device(captured.graph, machine)
+    plan = Plan(strategy, machine, simulation(strategy, machine).prediction)
+    model = deepcopy(module)
+    named = named_of(model)
+    state = state_of(captured.graph, named, captured.constants)
+    trainer = Trainer(plan, state, dict(model.named_parameters()), Recipe().optimizer_of, Wire())
+    trainer.run.free.holds_still = True
+    first = trainer.step(batches[0])
+    places = [trainer.run.free[value.name].data_ptr() for value in trainer.run.free.inputs]
+    losses = [first, *(trainer.step(batch) for batch in batches[1:])]
+    assert places == [trainer.run.free[value.name].data_ptr() for value in trainer.run.free.inputs]
+    assert_same((losses, trainer.state_dict()), trained_plainly(module, batches, Recipe()))
 
 
 def test_every_round_of_a_dataset_has_another_order_that_all_ranks_share() -> None:

@@ -53,6 +53,8 @@ class _Request:
     seed: int
     device: str
     timeout_s: float
+    gpu_slices: int | None
+    replay: bool
     whole_batches: bool
     replan: bool
     machine: str | None
@@ -99,6 +101,12 @@ def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the first weights and of dropout.")] = 0,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    gpu_slices: Annotated[
+        int | None, typer.Option("--gpu-slices", min=1, help="Let so many ranks share each GPU, through MPS.")
+    ] = None,
+    replay: Annotated[
+        bool, typer.Option("--replay/--no-replay", help="Record a step on a lone GPU and replay it.")
+    ] = True,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, help="Seconds a rank waits for another.")
     ] = 300.0,
@@ -127,8 +135,10 @@ def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
         export,
         trace,
         seed,
-        device,
+        device if gpu_slices is None else "cuda",
         timeout,
+        gpu_slices,
+        replay,
         whole_batches,
         replan,
         machine,
@@ -143,14 +153,24 @@ def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
         if request.replan:
             found = _planned_anew(request, found, None)
             request = _with_plan(request, found, Path(folder))
-        if len(found.machine.devices) == 1:
+        if len(found.machine.devices) == 1 and request.gpu_slices is None:
             _train_as_rank(request, found)
             return
-        from soapstone.runtime.workers import run_workers
-
-        code = run_workers(len(found.machine.devices), _arguments(request))
+        code = _train_here(request, len(found.machine.devices))
         if code:
             raise typer.Exit(code)
+
+
+def _train_here(request: _Request, ranks: int) -> int:
+    """Start the ranks on this computer; their exit code."""
+    from soapstone.runtime.slices import check_slices, sliced
+    from soapstone.runtime.workers import run_workers
+
+    if request.gpu_slices is None:
+        return run_workers(ranks, _arguments(request))
+    check_slices(request.gpu_slices, ranks)
+    with sliced(request.gpu_slices) as told:
+        return run_workers(ranks, _arguments(request), told)
 
 
 def _planned_anew(request: _Request, plan: Plan, ranks: int | None) -> Plan:
@@ -180,6 +200,8 @@ def _check(request: _Request, plan: Plan) -> None:
     optimizer_named(request.optimizer, request.lr)
     if not plan.model:
         raise TrainingError(f"{request.plan}: the plan does not name its model: train it in a script")
+    if request.gpu_slices is not None and "RANK" in os.environ:
+        raise TrainingError("--gpu-slices starts the ranks itself: leave torchrun out")
     if request.replan and request.resume is None:
         raise TrainingError("--replan goes on from a checkpoint: say which with --resume DIR")
     for option, given in (("--machine", request.machine), ("--strategy", request.strategy)):
@@ -206,7 +228,11 @@ def _arguments(request: _Request) -> list[str]:
         "--timeout": request.timeout_s,
     }
     options = [f"{option}={value}" for option, value in given.items() if value is not None]
-    flags = {"--whole-batches": request.whole_batches, "--json": request.as_json}
+    flags = {
+        "--whole-batches": request.whole_batches,
+        "--no-replay": not request.replay,
+        "--json": request.as_json,
+    }
     return ["train", str(request.plan), *options, *(flag for flag, given in flags.items() if given)]
 
 
@@ -274,6 +300,7 @@ def _prepared(request: _Request, plan: Plan, wire: Wire) -> tuple[Trainer, Itera
         seed=request.seed,
         wire=wire,
         fuse=request.trace is None,
+        replay=request.replay and request.trace is None,
     )
     folder = request.resume
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and request.checkpoint is not None:

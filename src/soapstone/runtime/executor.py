@@ -20,6 +20,7 @@ from soapstone.runtime.part import Part
 from soapstone.runtime.ports import added
 from soapstone.runtime.program import Program
 from soapstone.runtime.recording import Recorder
+from soapstone.runtime.replay import Replay
 from soapstone.runtime.wire import Pending, Wire
 
 
@@ -32,7 +33,7 @@ def seed_of(seed: int, step: int, node: str) -> int:
 class Executor:
     """Runs a program step by step; gradients are left in the parameters."""
 
-    def __init__(self, program: Program, wire: Wire, seed: int = 0) -> None:
+    def __init__(self, program: Program, wire: Wire, seed: int = 0, *, replays: bool = True) -> None:
         self.program, self.wire, self.seed = program, wire, seed
         self._random = [run for run in program.links.node_runs.values() if run.op.random]
         self.buffers = Buffers(program.links, program.free)
@@ -45,6 +46,16 @@ class Executor:
         self._ends = self._region_ends()
         self._fired: dict[str, int] = {}
         self._expected = self._watch_parameters()
+        self.replay = self._replay() if replays else None
+
+    def _replay(self) -> Replay | None:
+        """A recording of the whole pass, where there is a GPU and nothing to wait for; random numbers
+        come from a new seed in each step, which a recording could not have."""
+        if self.wire.device.type != "cuda" or self.wire.size > 1 or self._random:
+            return None
+        self.program.free.holds_still = True
+        parameters = [holding.parameter for holding in self.program.held]
+        return Replay(self._walk, self._forget, parameters, self.wire.device)
 
     def gradients(self, batches: Sequence[Batch | Part], step: int) -> Tensor:
         """Compute the mean gradient over the batches, summed over ranks, and give the mean loss."""
@@ -61,9 +72,17 @@ class Executor:
 
     def _pass(self, batch: Batch | Part, step: int, number: int) -> Tensor:
         """One forward and backward pass; the loss, divided by the number of batches."""
-        self.program.free.begin(batch)
+        self.program.free.take(batch)
         for run in self._random:
             run.seed = seed_of(self.seed, step, f"{run.node.name}/{number}" if number else run.node.name)
+        is_one = number == 0 and self._sums_gradients
+        if self.replay is not None and is_one and self.recorder is None:
+            return self.replay()
+        return self._walk()
+
+    def _walk(self) -> Tensor:
+        """Do all actions on the batch that was taken."""
+        self.program.free.compute()
         self._fired = dict.fromkeys(self._fired, 0)
         actions, self._cursor, released = self.program.actions, 0, 0
         while self._cursor < len(actions):
@@ -225,3 +244,10 @@ class Executor:
             shard.clear()
         for statistics in self.program.links.statistics.values():
             statistics.clear()
+
+    def _forget(self) -> None:
+        """Drop what a pass that broke off has left."""
+        self._loss = None
+        self._clear()
+        for region in self.program.regions.values():
+            region.clear()

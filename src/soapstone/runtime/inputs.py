@@ -44,6 +44,8 @@ class FreeValues:
         self._sums = rows.sums
         self._pending: Pending | None = None  # the sums over samples, under way
         self._late: dict[str, None] = {}  # what has to wait for them
+        self.holds_still = False  # whether every batch is copied to the same memory
+        self._is_part = False
         self._rooms: dict[str, Tensor] = {}  # whole inputs, of which a Part fills the rows
         self.buffers = {name: tensor.detach().to(place).clone() for name, tensor in buffers.items()}
         fixed = {value.name: _constant(value, constants, place) for value in graph.with_role(Role.CONSTANT)}
@@ -65,17 +67,25 @@ class FreeValues:
             self.finish()
         return self._tensors[name]
 
-    def begin(self, batch: Batch | Part) -> None:
-        """Take a batch, or the rows of one that this rank reads, and compute what follows from it."""
+    def take(self, batch: Batch | Part) -> None:
+        """Take a batch, or the rows of one that this rank reads."""
+        self._is_part = isinstance(batch, Part)
         tensors = self._ordered(batch.tensors if isinstance(batch, Part) else batch)
         for value, tensor in zip(self.inputs, tensors, strict=True):
             axis = self._axes.get(value.name)
             if isinstance(batch, Part) and axis is not None and len(self.rows) != value.shape[axis]:
                 self._tensors[value.name] = self._filled(value, axis, tensor)
+                continue
+            given = _checked(value, tensor, value.shape)
+            if self.holds_still:
+                self._tensors[value.name] = self._room(value).copy_(given, non_blocking=True)
             else:
-                self._tensors[value.name] = _checked(value, tensor, value.shape).to(self.place)
+                self._tensors[value.name] = given.to(self.place)
+
+    def compute(self) -> None:
+        """Compute what follows from the batch."""
         self._tensors.update(self.buffers)
-        if isinstance(batch, Part) and self._sums and self.wire.size > 1:
+        if self._is_part and self._sums and self.wire.size > 1:
             self._run_with_sums()
             return
         for node in self._each_step:
@@ -122,9 +132,7 @@ class FreeValues:
     def _filled(self, value: Value, axis: int, tensor: Tensor) -> Tensor:
         """A whole input with the rank's rows in their places; nobody reads the others."""
         part = _checked(value, tensor, part_shape(value, axis, len(self.rows))).to(self.place)
-        if value.name not in self._rooms:
-            self._rooms[value.name] = torch.zeros(value.shape, dtype=part.dtype, device=self.place)
-        room, rows = self._rooms[value.name], self.rows
+        room, rows = self._room(value), self.rows
         if not rows:
             return room
         if rows[-1] - rows[0] == len(rows) - 1:
@@ -132,6 +140,13 @@ class FreeValues:
         else:
             room.index_copy_(axis, torch.tensor(rows, device=self.place), part)
         return room
+
+    def _room(self, value: Value) -> Tensor:
+        """Memory for a whole input, the same for every batch."""
+        if value.name not in self._rooms:
+            dtype = torch_dtype(value.dtype)
+            self._rooms[value.name] = torch.zeros(value.shape, dtype=dtype, device=self.place)
+        return self._rooms[value.name]
 
     def _ordered(self, batch: Batch) -> list[Tensor]:
         """The batch's tensors in the order of the graph's inputs."""

@@ -70,6 +70,7 @@ def started(
     *,
     seed: int = 0,
     fuse: bool = True,
+    replay: bool = True,
 ) -> Run:
     """Link this rank's part of the task graph to the state's tensors."""
     graph = strategy.graph
@@ -83,4 +84,4 @@ def started(
     links = Links(strategy, tasks, wire.rank, wire.device)
     program = Program(links, execution_order(tasks, timeline), weights, held, free, fuse=fuse)
     wire.prepare(p.holders for pieces in weights.pieces.values() for p in pieces if p.is_summed)
-    return Run(strategy, weights, held, free, Executor(program, wire, seed))
+    return Run(strategy, weights, held, free, Executor(program, wire, seed, replays=replay))

@@ -65,7 +65,12 @@ def _place(device: str) -> torch.device:
     if device == "cpu":
         return torch.device("cpu")
     place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    torch.cuda.set_device(place)
+    try:
+        torch.cuda.set_device(place)
+        torch.zeros(1, device=place)  # a context is made now, not amid the first step
+    except RuntimeError as error:
+        told = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+        raise TrainingError(f"GPU {place.index} cannot be used: {told}") from error
     return place
 
 

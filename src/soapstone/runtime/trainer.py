@@ -37,12 +37,14 @@ from soapstone.tasks.task import TaskGraph, TaskKind
 @dataclass(frozen=True)
 class Options:
     """How to train, beside the optimizer: clip gradients to this norm; the mean gradient of so many
-    batches for each step; the seed of dropout; whether runs of tasks are taken back together."""
+    batches for each step; the seed of dropout; whether runs of tasks are taken back together; whether
+    steps on one GPU are recorded and replayed."""
 
     clip_norm: float | None = None
     accumulate: int = 1
     seed: int = 0
     fuse: bool = True
+    replay: bool = True
 
 
 class Trainer:
@@ -75,6 +77,7 @@ class Trainer:
             wire,
             seed=self.options.seed,
             fuse=self.options.fuse,
+            replay=self.options.replay,
         )
         sources = {s: v.name for v in plan.graph.values.values() for s in v.sources}
         self.optimizer = localized(optimizer, parameters, sources, self.run.held)

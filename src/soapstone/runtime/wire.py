@@ -3,7 +3,7 @@
 What torch.distributed asks of its users, and this module sees to: a tensor that is sent is contiguous,
 and it and its Work live until the send is done; a receive has room for exactly what comes; process
 groups are made by all ranks in the same order, and once (each costs milliseconds, threads and file
-descriptors). On GPUs that gloo serves, messages are staged in host memory.
+descriptors). On GPUs that gloo serves, messages are staged in host memory (`staging`).
 
 A wait that fails, because a rank is gone or because nothing came in time, says what it was for; rank 0
 asks the others what they were waiting for and says it in one sentence.
@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from soapstone.errors import TrainingError
+from soapstone.runtime.staging import Staging
 
 TIMEOUT_S = 300.0
 """[choice] How long a rank waits for another before it gives up."""
@@ -55,8 +56,7 @@ class Pending:
             self.wire.waited_s += perf_counter() - start
         if self.on_done is not None:
             self.on_done()
-        device = self.wire.device
-        return self.buffer if self.buffer.device == device else self.buffer.to(device)
+        return self.wire.brought(self.buffer)
 
 
 class Wire:
@@ -69,9 +69,34 @@ class Wire:
         self.device = device or torch.device("cpu")
         backend = dist.get_backend() if dist.is_initialized() else "gloo"
         self.host = torch.device("cpu") if backend == "gloo" else self.device
+        is_staged = self.device.type == "cuda" and self.host.type == "cpu" and size > 1
+        self._staging = Staging(self.device) if is_staged else None
         self._groups: dict[tuple[int, ...], Any] = {}
         self._sent: list[Pending] = []
         self.waited_s = 0.0  # in all, since the start
+
+    def _out(self, tensor: Tensor, what: str, post: Any, *args: Any, **options: Any) -> tuple[Tensor, Any]:
+        """Post a tensor, from host memory where that is needed: what was posted, and its work."""
+        if self._staging is not None and tensor.device != self.host:
+            return self._staging.out(tensor, lambda staged: post(staged, *args, **options))
+        self._drain()
+        staged = tensor.detach().to(self.host).contiguous()
+        return staged, self._posted(what, post, staged, *args, **options)
+
+    def _room(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        if self._staging is not None:
+            return self._staging.room(shape, dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device=self.host)
+
+    def _drain(self) -> None:
+        if self._staging is not None:
+            self._staging.drain()
+
+    def brought(self, buffer: Tensor) -> Tensor:
+        """A tensor that has arrived, where this rank's tensors live."""
+        if buffer.device == self.device:
+            return buffer
+        return buffer.to(self.device) if self._staging is None else self._staging.into(buffer)
 
     def prepare(self, groups: Iterable[Sequence[int]]) -> None:
         """Make the process groups that will be needed; every rank must ask for the same ones."""
@@ -83,21 +108,19 @@ class Wire:
 
     def send(self, tensor: Tensor, peer: int, tag: int, what: str) -> None:
         """Send a tensor, which must not change until `settle`."""
-        staged = tensor.detach().to(self.host).contiguous()
-        work = self._posted(what, dist.isend, staged, peer, tag=tag)
+        staged, work = self._out(tensor, what, dist.isend, peer, tag=tag)
         self._sent.append(Pending(self, work, staged, f"rank {peer} to take '{what}'"))
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, peer: int, tag: int, what: str) -> Pending:
         """Receive a tensor."""
-        buffer = torch.empty(tuple(shape), dtype=dtype, device=self.host)
+        buffer = self._room(shape, dtype)
         work = self._posted(what, dist.irecv, buffer, peer, tag=tag)
         return Pending(self, work, buffer, f"'{what}' from rank {peer}")
 
     def sum_up(self, tensor: Tensor, ranks: Sequence[int], what: str) -> Pending:
         """Add a tensor up over ranks; it is overwritten where it need not be staged."""
-        staged = tensor.detach().to(self.host).contiguous()
         group = self._groups[tuple(sorted(ranks))]
-        work = self._posted(what, dist.all_reduce, staged, group=group, async_op=True)
+        staged, work = self._out(tensor, what, dist.all_reduce, group=group, async_op=True)
         return Pending(self, work, staged, f"the sum of '{what}' over ranks {', '.join(map(str, ranks))}")
 
     def report(self, tensor: Tensor, what: str) -> Pending:
@@ -105,8 +128,7 @@ class Wire:
         place in the order on each rank."""
         if self.size == 1:
             return Pending(self, None, tensor, what)
-        staged = tensor.detach().to(self.host).contiguous()
-        work = self._posted(what, dist.all_reduce, staged, async_op=True)
+        staged, work = self._out(tensor, what, dist.all_reduce, async_op=True)
         return Pending(self, work, staged, f"the sum of '{what}' over all ranks")
 
     def shared(
@@ -115,10 +137,8 @@ class Wire:
         """The owner's tensor, on every rank; others give None."""
         if self.size == 1 and tensor is not None:
             return tensor
-        if tensor is None:
-            buffer = torch.empty(tuple(shape), dtype=dtype, device=self.host)
-        else:
-            buffer = tensor.to(self.host).contiguous()
+        buffer = self._room(shape, dtype) if tensor is None else tensor.to(self.host).contiguous()
+        self._drain()
         work = self._posted(what, dist.broadcast, buffer, owner, async_op=True)
         return Pending(self, work, buffer, f"'{what}' from rank {owner}").wait()
 
@@ -141,6 +161,7 @@ class Wire:
         """Wait until every rank has come here."""
         if self.size > 1:
             token = torch.zeros(1, device=self.host)
+            self._drain()
             work = self._posted(what, dist.all_reduce, token, async_op=True)
             Pending(self, work, token, f"all ranks to come to the {what}").wait()
 
@@ -160,6 +181,7 @@ class Wire:
     def _gathered(self, tensor: Tensor, what: str) -> list[Tensor]:
         """Everyone's tensor of this shape."""
         found = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._drain()
         work = self._posted(what, dist.all_gather, found, tensor, async_op=True)
         Pending(self, work, tensor, f"the {what} of all ranks").wait()
         return found
