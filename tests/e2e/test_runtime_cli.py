@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -113,6 +114,29 @@ def test_torchrun_starts_the_ranks_just_as_well(plans: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ranks"] == 2
+
+
+def test_two_nodes_of_torchrun_train_as_one_process(plans: Path, one: list[float]) -> None:
+    """Two agents that find each other by themselves, a rank each; rank 0 speaks, on either."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "nodes"]
+    torchrun += ["--local-addr", "127.0.0.1"]
+    options = ["--steps", "3", "--lr", "0.05", "--json"]
+    command = [*torchrun, "-m", "soapstone", "train", str(plans / "plan2.json"), *options]
+    agents = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    try:
+        said = [agent.communicate(timeout=PATIENCE_S) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    (document,) = [out for out, _ in said if out]
+    assert json.loads(document)["losses"] == pytest.approx(one[:3], rel=1e-5)
 
 
 def test_a_wrong_number_of_ranks_is_refused_in_one_sentence(plans: Path) -> None:
