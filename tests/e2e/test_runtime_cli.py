@@ -70,15 +70,18 @@ def test_two_ranks_train_as_one_and_go_on_from_a_checkpoint(
 
 
 def test_a_run_goes_on_with_a_new_plan_on_fewer_and_on_more_devices(
-    plans: Path, one: list[float], tmp_path: Path
+    plans: Path, one: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two ranks, then one, then two that torchrun starts with a plan for one: as one process."""
     options = ("--lr", 0.05, "--json", "--checkpoint", tmp_path)
     losses = json.loads(ran("train", plans / "plan2.json", "--steps", 2, *options).stdout)["losses"]
     again = ("--resume", tmp_path, "--replan")
-    fewer = ran("train", plans / "plan2.json", "--steps", 4, *options, *again, "--machine", "cpu:1x1")
-    assert (fewer.returncode, fewer.stderr) == (0, "")
-    found = json.loads(fewer.stdout)
+    fewer = ["train", plans / "plan2.json", "--steps", 4, *options, *again, "--machine", "cpu:1x1"]
+    capsys.readouterr()
+    assert main([str(argument) for argument in fewer]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    found = json.loads(said.out)
     assert (found["ranks"], found["first_step"]) == (1, 3)
     losses += found["losses"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from soapstone.runtime.actions import Action, Backward, Exchanged, Forward, ReportLoss, SumGradients
 from soapstone.runtime.buffers import Buffers
+from soapstone.runtime.collectives import post
 from soapstone.runtime.inputs import Batch
 from soapstone.runtime.part import Part
 from soapstone.runtime.ports import added
@@ -22,6 +23,7 @@ from soapstone.runtime.program import Program
 from soapstone.runtime.recording import Recorder
 from soapstone.runtime.replay import Replay
 from soapstone.runtime.wire import Pending, Wire
+from soapstone.tasks.exchange import Pattern
 
 
 def seed_of(seed: int, step: int, node: str) -> int:
@@ -125,6 +127,8 @@ class Executor:
                     self._region_end = self._ends[action.region.number]
                     action.region.backward()
                     self._region_end = 0
+            case Exchanged() if action.pattern is not Pattern.TRANSFER:
+                post(action, self.wire)
             case Exchanged():
                 for arrival in action.arrivals:
                     arrival.post(self.wire)

@@ -31,6 +31,7 @@ from soapstone.runtime.run import Run, State, started
 from soapstone.runtime.sources import Source, batches_of
 from soapstone.runtime.wire import Wire
 from soapstone.sim.reference import Timeline
+from soapstone.tasks.exchange import Pattern
 from soapstone.tasks.task import TaskGraph, TaskKind
 
 
@@ -38,13 +39,15 @@ from soapstone.tasks.task import TaskGraph, TaskKind
 class Options:
     """How to train, beside the optimizer: clip gradients to this norm; the mean gradient of so many
     batches for each step; the seed of dropout; whether runs of tasks are taken back together; whether
-    steps on one GPU are recorded and replayed."""
+    steps on one GPU are recorded and replayed; the collectives that are used (None: those that the backend
+    does better than messages)."""
 
     clip_norm: float | None = None
     accumulate: int = 1
     seed: int = 0
     fuse: bool = True
     replay: bool = True
+    collectives: tuple[Pattern, ...] | None = None
 
 
 class Trainer:
@@ -78,6 +81,7 @@ class Trainer:
             seed=self.options.seed,
             fuse=self.options.fuse,
             replay=self.options.replay,
+            collectives=self.options.collectives,
         )
         sources = {s: v.name for v in plan.graph.values.values() for s in v.sources}
         self.optimizer = localized(optimizer, parameters, sources, self.run.held)

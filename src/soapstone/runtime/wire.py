@@ -39,11 +39,18 @@ _WAITED, _FAILED = "soapstone/waited/", "soapstone/failed/"
 class Pending:
     """A message or collective under way; `wait` gives the tensor that it brings."""
 
-    __slots__ = ("buffer", "on_done", "what", "wire", "work")
+    __slots__ = ("brought", "buffer", "on_done", "what", "wire", "work")
 
     def __init__(self, wire: Wire, work: Any, buffer: Tensor, what: str) -> None:
         self.wire, self.work, self.buffer, self.what = wire, work, buffer, what
         self.on_done: Callable[[], None] | None = None
+        self.brought: Tensor | None = None
+
+    def once(self) -> Tensor:
+        """The tensor, for several who wait for it."""
+        if self.brought is None:
+            self.brought = self.wait()
+        return self.brought
 
     def wait(self) -> Tensor:
         """The tensor, once it is there."""
@@ -59,6 +66,23 @@ class Pending:
         return self.wire.brought(self.buffer)
 
 
+class Slot:
+    """A part of what a collective brings; None where it brings nothing here."""
+
+    __slots__ = ("on_done", "part", "shape", "shared")
+
+    def __init__(self, shared: Pending, part: slice | None, shape: Sequence[int]) -> None:
+        self.shared, self.part, self.shape = shared, part, tuple(shape)
+        self.on_done: Callable[[], None] | None = None
+
+    def wait(self) -> Tensor | None:
+        """The part, once it is there."""
+        whole = self.shared.once()
+        if self.on_done is not None:
+            self.on_done()
+        return None if self.part is None else whole.view(-1)[self.part].view(self.shape)
+
+
 class Wire:
     """What one rank says to the others. `device` is where its tensors live."""
 
@@ -68,6 +92,7 @@ class Wire:
         self.rank, self.size, self.timeout_s = rank, size, timeout_s
         self.device = device or torch.device("cpu")
         backend = dist.get_backend() if dist.is_initialized() else "gloo"
+        self.backend = "gloo" if backend == "gloo" else "nccl"
         self.host = torch.device("cpu") if backend == "gloo" else self.device
         is_staged = self.device.type == "cuda" and self.host.type == "cpu" and size > 1
         self._staging = Staging(self.device) if is_staged else None
@@ -119,9 +144,40 @@ class Wire:
 
     def sum_up(self, tensor: Tensor, ranks: Sequence[int], what: str) -> Pending:
         """Add a tensor up over ranks; it is overwritten where it need not be staged."""
-        group = self._groups[tuple(sorted(ranks))]
+        group = self._group(ranks)
         staged, work = self._out(tensor, what, dist.all_reduce, group=group, async_op=True)
         return Pending(self, work, staged, f"the sum of '{what}' over ranks {', '.join(map(str, ranks))}")
+
+    def gather_up(self, tensor: Tensor, ranks: Sequence[int], what: str) -> Pending:
+        """Everyone's tensor of this shape, one after the other in the order of the ranks."""
+        room, group = self._room((len(ranks), *tensor.shape), tensor.dtype), self._group(ranks)
+        _, work = self._out(
+            tensor, what, lambda own: dist.all_gather(list(room), own, group=group, async_op=True)
+        )
+        return Pending(self, work, room, f"'{what}' of ranks {', '.join(map(str, ranks))}")
+
+    def swap(self, tensor: Tensor, ranks: Sequence[int], count: int, what: str) -> Pending:
+        """What each of the others has for this rank, so many elements each, in the order of the ranks;
+        `tensor` is what it has for them."""
+        room, group = self._room(tensor.shape, tensor.dtype), self._group(ranks)
+        cuts = [0 if rank == self.rank else count for rank in sorted(ranks)]
+        _, work = self._out(
+            tensor,
+            what,
+            lambda own: dist.all_to_all_single(room, own, cuts, cuts, group=group, async_op=True),
+        )
+        return Pending(self, work, room, f"'{what}' from ranks {', '.join(map(str, ranks))}")
+
+    def scatter_sum(self, tensor: Tensor, ranks: Sequence[int], count: int, what: str) -> Pending:
+        """The sum over ranks of this rank's part of a tensor, so many elements."""
+        room, group = self._room((count,), tensor.dtype), self._group(ranks)
+        _, work = self._out(
+            tensor, what, lambda own: dist.reduce_scatter_tensor(room, own, group=group, async_op=True)
+        )
+        return Pending(self, work, room, f"the sum of '{what}' over ranks {', '.join(map(str, ranks))}")
+
+    def _group(self, ranks: Sequence[int]) -> Any:
+        return self._groups[tuple(sorted(ranks))]
 
     def report(self, tensor: Tensor, what: str) -> Pending:
         """Add a tensor up over all ranks, apart from all other sums: it may be asked for at another
