@@ -145,7 +145,9 @@ def train_case(  # noqa: PLR0917, a case has many parts
     return losses, {name: t.numpy() for name, t in found.items()} if rank == 0 else {}
 
 
-def trainer_of(rank: int, size: int, path: str, named: Any, constants: Any, recipe: Recipe) -> Trainer:
+def trainer_of(
+    rank: int, size: int, path: str, named: Any, constants: Any, recipe: Recipe, device: str = "cpu"
+) -> Trainer:
     """A rank's trainer."""
     plan = read_plan(Path(path))
     tensors = {name: torch.from_numpy(array).clone() for name, array in named.items()}
@@ -156,7 +158,7 @@ def trainer_of(rank: int, size: int, path: str, named: Any, constants: Any, reci
         if value.role == "weight"
         for source in value.sources[:1]
     }
-    wire = Wire(rank, size, torch.device("cpu"), TIMEOUT_S)
+    wire = Wire(rank, size, torch.device(device), TIMEOUT_S)
     return Trainer(plan, state, parameters, recipe.optimizer_of, wire, recipe.options)
 
 
