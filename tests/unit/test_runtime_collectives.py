@@ -15,7 +15,7 @@ from soapstone.graph import Graph
 from soapstone.machine import preset
 from soapstone.plan import simulation
 from soapstone.runtime.actions import Exchanged
-from soapstone.runtime.collectives import USED
+from soapstone.runtime.collectives import USED, chosen
 from soapstone.runtime.linking import Links, placed_blocks
 from soapstone.runtime.listing import listed
 from soapstone.runtime.trainer import Options
@@ -52,9 +52,10 @@ def everywhere(graph: Graph, devices: int, seed: int) -> Strategy:
 def patterns(strategy: Strategy, devices: int, used: frozenset[Pattern]) -> list[dict[Pattern, int]]:
     """How often each rank posts each kind of move in a step."""
     simulated = simulation(strategy, preset(f"cpu:1x{devices}"))
+    moves, _ = chosen(simulated.tasks, used, [])
     found = []
     for rank in range(devices):
-        links = Links(strategy, simulated.tasks, rank, torch.device("cpu"), used)
+        links = Links(strategy, simulated.tasks, rank, torch.device("cpu"), moves)
         weights = Weights(strategy.graph, placed_blocks(strategy), simulated.tasks.exchanges)
         posted = [what for _, _, what in listed(links, weights, range(len(simulated.tasks.tasks)))]
         kinds = [what.pattern for what in posted if isinstance(what, Exchanged)]
@@ -86,3 +87,14 @@ def test_every_kind_of_collective_is_among_those_trained_with() -> None:
         assert not on_gloo[Pattern.ALL_GATHER]
         assert sum(on_gloo.values()) >= sum(first.values())
     assert seen == set(COLLECTIVES)
+
+
+def test_ranks_that_rarely_meet_use_messages() -> None:
+    """Unless they add up gradients together anyway."""
+    _, _, captured = tiny("mlp", 1)
+    simulated = simulation(everywhere(captured.graph, 4, 5), preset("cpu:1x4"))
+    moves, groups = chosen(simulated.tasks, (Pattern.ALL_GATHER,), [])
+    assert (moves, groups) == (frozenset(), set())
+    moves, groups = chosen(simulated.tasks, (Pattern.ALL_GATHER,), [(3, 1, 2, 0)])
+    assert groups == {(0, 1, 2, 3)}
+    assert len(moves) == 2

@@ -12,7 +12,7 @@ handed to the arrivals that the messages would have filled, so that nothing else
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ import torch
 from soapstone.runtime.wire import Slot, Wire
 from soapstone.tasks.exchange import Exchange, Move, Pattern
 from soapstone.tasks.placed import WEIGHT
-from soapstone.tasks.task import TaskGraph
+from soapstone.tasks.task import Key, TaskGraph
 
 if TYPE_CHECKING:
     from soapstone.runtime.actions import Exchanged
@@ -37,24 +37,28 @@ long as direct messages for large boxes ([measured] 4 ranks of one computer, 16 
 against 484), its all_to_all about as long, its all_reduce a fifth (100 ms against 546)."""
 
 
-def collective_of(exchange: Exchange, move: Move, used: frozenset[Pattern]) -> Pattern:
-    """How a move is made: by one of the collectives that are used, or by messages (TRANSFER)."""
-    if move.pattern not in used or len(move.devices) < 2:
-        return Pattern.TRANSFER
-    if move.pattern is Pattern.ALL_REDUCE and not is_plain_sum(exchange, move):
-        return Pattern.TRANSFER
-    return move.pattern
+RARE = 4
+"""[choice] Ranks that meet in fewer moves of a step than this use messages: a process group costs
+milliseconds, threads and file descriptors on every rank."""
+
+Chosen = frozenset[tuple[Key, int]]
+"""Moves that are made by collectives: the key of the exchange, and the move's number in it."""
 
 
-def groups_of(tasks: TaskGraph, used: frozenset[Pattern]) -> set[tuple[int, ...]]:
-    """The ranks of every collective that is used, the same on all ranks."""
-    return {
-        tuple(sorted(move.devices))
-        for key, exchange in tasks.exchanges.items()
-        if key[2] != WEIGHT
-        for move in exchange.moves
-        if collective_of(exchange, move, used) is not Pattern.TRANSFER
-    }
+def chosen(
+    tasks: TaskGraph, used: Iterable[Pattern], summed: Iterable[tuple[int, ...]]
+) -> tuple[Chosen, set[tuple[int, ...]]]:
+    """The moves that are made by collectives, and the groups of ranks that these need, the same on all
+    ranks. `summed` are the groups that gradients are added up in, which there are anyway."""
+    found: dict[tuple[int, ...], list[tuple[Key, int]]] = {}
+    for key, exchange in tasks.exchanges.items():
+        for m, move in enumerate(exchange.moves) if key[2] != WEIGHT else ():
+            is_fit = move.pattern is not Pattern.ALL_REDUCE or is_plain_sum(exchange, move)
+            if move.pattern in used and is_fit:
+                found.setdefault(tuple(sorted(move.devices)), []).append((key, m))
+    there = {tuple(sorted(group)) for group in summed}
+    groups = {group for group, moves in found.items() if group in there or len(moves) >= RARE}
+    return frozenset(move for group in groups for move in found[group]), groups
 
 
 def is_plain_sum(exchange: Exchange, move: Move) -> bool:

@@ -22,7 +22,7 @@ from soapstone.graph import Graph
 from soapstone.ops.box import Box, Interval, intersection, volume
 from soapstone.ops.definitions.dtypes import torch_dtype
 from soapstone.ops.op import Shard
-from soapstone.runtime.collectives import collective_of
+from soapstone.runtime.collectives import Chosen
 from soapstone.runtime.localshard import Made, NodeRun
 from soapstone.runtime.ports import Arrival, Departure, Inbox, Outlet, Port
 from soapstone.runtime.seams import Statistics, StatisticsDeparture
@@ -66,7 +66,7 @@ class Links:
         tasks: TaskGraph,
         rank: int,
         place: torch.device,
-        collectives: frozenset[Pattern] = frozenset(),
+        collectives: Chosen = frozenset(),
     ) -> None:
         self.graph: Graph = strategy.graph
         self.tasks, self.rank, self.place, self.collectives = tasks, rank, place, collectives
@@ -343,12 +343,10 @@ class Links:
     ) -> dict[int, list[tuple[int, int, Outlet | Arrival, Box]]]:
         """For each sink on this rank what comes to it: (device, first source, port, box)."""
         found: dict[int, list[tuple[int, int, Outlet | Arrival, Box]]] = {}
-        # Statistics are merged and not added: they go as messages.
-        used = self.collectives if departure is Departure else frozenset[Pattern]()
-        planned = self.tasks.exchanges[key]  # statistics were flattened since
         for m, move in enumerate(exchange.moves):
-            pattern = collective_of(planned, planned.moves[m], used)
-            ports = Ports(pattern=pattern, ranks=move.devices)
+            # Statistics are merged and not added: they go as messages.
+            is_collective = (key, m) in self.collectives and departure is Departure
+            ports = Ports(pattern=move.pattern if is_collective else Pattern.TRANSFER, ranks=move.devices)
             for tag, part in enumerate(move.transfers, self._numbers[key, m]):
                 if part.receiver == self.rank:
                     arrival = Arrival(part.box, dtype, part.sender, tag, name)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from soapstone.errors import TrainingError
 from soapstone.graph import Graph, Role
-from soapstone.runtime.collectives import USED, groups_of
+from soapstone.runtime.collectives import USED, chosen
 from soapstone.runtime.executor import Executor
 from soapstone.runtime.inputs import FreeValues
 from soapstone.runtime.linking import Links, placed_blocks
@@ -85,9 +85,10 @@ def started(  # noqa: PLR0913, all that a run is made of
     held = Held(weights, wire.rank, wire.device)
     held.load(state.weights)
     free = FreeValues(graph, state.constants, state.buffers, wire, rows_of(graph, blocks, wire.size))
-    used = USED[wire.backend] if collectives is None else frozenset(collectives)
-    links = Links(strategy, tasks, wire.rank, wire.device, used)
-    program = Program(links, execution_order(tasks, timeline), weights, held, free, fuse=fuse)
+    used = USED[wire.backend] if collectives is None else collectives
     summed = [p.holders for pieces in weights.pieces.values() for p in pieces if p.is_summed]
-    wire.prepare([*summed, *groups_of(tasks, used)])
+    moves, groups = chosen(tasks, used, summed)
+    links = Links(strategy, tasks, wire.rank, wire.device, moves)
+    program = Program(links, execution_order(tasks, timeline), weights, held, free, fuse=fuse)
+    wire.prepare([*summed, *groups])
     return Run(strategy, weights, held, free, Executor(program, wire, seed, replays=replay))
