@@ -23,7 +23,7 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
@@ -77,7 +77,7 @@ GPU_MODELS: dict[str, Case] = {
 FOUND: dict[str, tuple[Case, str]] = {
     "alexnet, 112 x 112": (("alexnet", 8, {"image": 112, "dropout": 0.0}), "krizhevsky"),
     "rnnlm, 20k words": (("rnnlm", 8, {"hidden": 512, "steps": 8, "vocabulary": 20000}), "optcnn"),
-    "nmt, 32k words": (("nmt", 4, {"hidden": 256, "steps": 6}), "optcnn"),
+    "nmt, 32k words": (("nmt", 4, {"hidden": 512, "steps": 4}), "optcnn"),
     "dlrm, 8 tables of 100k": (
         ("dlrm", 32, {"rows": (100_000,) * 8, "width": 64, "bottom": (13, 256, 64), "top": (256, 256, 1)}),
         "dlrm_expert",
@@ -172,19 +172,25 @@ def eager(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Callable[[], f
     return step
 
 
+def callable_children(module: nn.Module) -> Iterator[nn.Module]:
+    """The children that are called, those of containers included."""
+    for child in module.children():
+        if type(child).forward is nn.Module.forward:
+            yield from callable_children(child)
+        else:
+            yield child
+
+
 def fully_sharded(module: nn.Module, ranks: int) -> nn.Module:
     """The module under FSDP2: large children are groups of their own, and weights stay gathered from the
-    forward to the backward pass, which is the faster way where they fit."""
+    forward to the backward pass, which is the faster way where they fit. Tied weights have to be in one
+    group."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (ranks,))
-    children = [
-        part
-        for child in module.children()
-        for part in (child if isinstance(child, nn.ModuleList) else [child])
-    ]
-    for child in children:
+    tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
+    for child in callable_children(module) if not tied else []:
         if sum(p.numel() for p in child.parameters()) > WRAPPED_PARAMETERS:
             fully_shard(child, mesh=mesh, reshard_after_forward=False)
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
