@@ -37,7 +37,8 @@ def listed(links: Links, weights: Weights, order: Sequence[int]) -> list[Listed]
             move = key[:-2], key[-2]
             if move not in seen and move in links.moves:
                 ports = links.moves[move]
-                found.append((number, key, Exchanged(number, ports.arrivals, ports.departures)))
+                parts = (ports.arrivals, ports.departures, ports.pattern, ports.ranks)
+                found.append((number, key, Exchanged(number, *parts)))
             seen.add(move)
         found += [(number, key, p) for p in summed.get(number, []) if links.rank in p.holders]
     return found
