@@ -32,6 +32,10 @@ class StrategyError(SoapstoneError):
     """A strategy asks for a split or a device that does not exist."""
 
 
+class CostError(SoapstoneError):
+    """Measured costs are damaged, foreign, missing, or cannot be measured or kept."""
+
+
 class PlanError(SoapstoneError):
     """A plan, or a file of one, is damaged, foreign or cannot be written."""
 

@@ -29,6 +29,7 @@ from soapstone._core import (
     PlannedTasks,
     Problem,
     Proposals,
+    TimeCurve,
     ValueData,
     WeightData,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "PlannedTasks",
     "Problem",
     "Proposals",
+    "TimeCurve",
     "ValueData",
     "WeightData",
     "grid_overlaps",
