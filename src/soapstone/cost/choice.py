@@ -1,0 +1,87 @@
+"""Which costs a prediction uses: measured, analytic, or measured as far as there are any (auto).
+
+Measured times of a machine's kinds of devices are looked for in the cache, and then among the profiles that
+come with Soapstone (`cost/profiles/KIND.json`). Of several profiles of one kind in the cache, the one
+measured under this computer's software comes first if the device may be here, then the one changed last.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import resources
+
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.cache import Cache
+from soapstone.cost.measured import MeasuredCosts
+from soapstone.cost.profile import Profile, profile_from
+from soapstone.errors import CostError
+from soapstone.machine import Machine
+from soapstone.machine.checks import did_you_mean
+
+CHOICES = ("auto", "measured", "analytic")
+
+
+def costs_for(machine: Machine, choice: str = "auto", cache: Cache | None = None) -> AnalyticCosts:
+    """The costs of a machine's devices: a `MeasuredCosts` wherever some are measured and wanted.
+
+    `measured` refuses a machine with a kind of device that no profile speaks of; `auto` takes analytic
+    costs for that kind.
+    """
+    if choice not in CHOICES:
+        raise CostError(f"there are no costs {choice!r}{did_you_mean(choice, CHOICES)}")
+    if choice == "analytic":
+        return AnalyticCosts()
+    kinds = list(dict.fromkeys(device.kind.name for device in machine.devices))
+    profiles = {kind: found for kind in kinds for found in [profile_for(kind, machine, cache)] if found}
+    missing = [kind for kind in kinds if kind not in profiles]
+    if choice == "measured" and missing:
+        raise CostError(
+            f"no costs of '{missing[0]}' were measured: run `soapstone profile` on one, or import a profile"
+        )
+    return MeasuredCosts(profiles=profiles) if profiles else AnalyticCosts()
+
+
+def profile_for(kind: str, machine: Machine, cache: Cache | None = None) -> Profile | None:
+    """The measured times of a kind of device; None where there are none."""
+    found = [profile for profile in (cache or Cache()).profiles(kind) if profile.count]
+    threads = str(threads_of_a_rank(machine))
+    here = [p for p in found if p.software.get("threads", threads) == threads]
+    return next(iter(here or found), None) or shipped(kind)
+
+
+def threads_of_a_rank(machine: Machine) -> int:
+    """The threads that each of a computer's ranks has, as `soapstone train` starts them."""
+    on_one = max(len(machine.devices_on(node)) for node in machine.nodes)
+    return max(1, (os.cpu_count() or 1) // on_one)
+
+
+def shipped(kind: str) -> Profile | None:
+    """The profile of a kind of device that comes with Soapstone."""
+    if kind not in shipped_kinds():
+        return None
+    import json
+
+    file = resources.files("soapstone.cost") / "profiles" / f"{kind}.json"
+    return profile_from(json.loads(file.read_text(encoding="utf-8")), f"{kind}.json")
+
+
+def shipped_kinds() -> tuple[str, ...]:
+    """The kinds of devices whose profiles come with Soapstone."""
+    folder = resources.files("soapstone.cost") / "profiles"
+    if not folder.is_dir():
+        return ()
+    return tuple(sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith(".json")))
+
+
+def described(costs: AnalyticCosts) -> Mapping[str, object]:
+    """What costs rest on, for a reader."""
+    if not isinstance(costs, MeasuredCosts):
+        return {"kind": "analytic"}
+    return {
+        "kind": "measured",
+        "profiles": [
+            {"kind": name, "software": dict(profile.software), "times": profile.count}
+            for name, profile in sorted(costs.profiles.items())
+        ],
+    }
