@@ -17,15 +17,19 @@ from rich.text import Text
 
 from soapstone.cli.graph import MODEL_HELP
 from soapstone.cli.output import console, print_json, progress
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.choice import bases, costs_for
 from soapstone.graph import Graph
 from soapstone.machine import Machine, resolve
 from soapstone.machine.units import BYTES, SECONDS
-from soapstone.plan import Plan, Simulation, read_plan, simulation, write_plan, write_text
+from soapstone.plan import Plan, Simulation, planned, read_plan, simulation, write_plan, write_text
 from soapstone.report.trace import trace_document
 from soapstone.search.baselines import BASELINES, baseline
 from soapstone.sim.document import tasks_document
 from soapstone.strategy.document import read_strategy
 from soapstone.strategy.strategy import Strategy
+
+COSTS_HELP = "measured, analytic, or auto (default): measured where a profile of the device is known."
 
 BUSIEST = 4
 """[choice] How many devices and how many links the summary names."""
@@ -63,6 +67,7 @@ def simulate(  # noqa: PLR0913, PLR0917, a command has a parameter for each opti
         str | None,
         typer.Option("--optimizer", help="sgd, momentum (default) or adam: what it remembers takes memory."),
     ] = None,
+    costs: Annotated[str | None, typer.Option("--costs", help=COSTS_HELP)] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
     tasks: Annotated[Path | None, typer.Option("--tasks", help="Write every task here, as JSON.")] = None,
     trace: Annotated[
@@ -80,11 +85,19 @@ def simulate(  # noqa: PLR0913, PLR0917, a command has a parameter for each opti
     """
     if plan is not None:
         given = {"--model": model, "--machine": machine, "--strategy": strategy, "--batch": batch}
-        given |= {"--tiny": tiny or None, "--optimizer": optimizer}
+        given |= {"--tiny": tiny or None, "--optimizer": optimizer, "--costs": costs}
         _refuse_beside_plan(given)
         found = _from_plan(plan)
     else:
-        request = _Request(model, machine, strategy or "data_parallel", tiny, batch, optimizer or "momentum")
+        request = _Request(
+            model,
+            machine,
+            strategy or "data_parallel",
+            tiny,
+            batch,
+            optimizer or "momentum",
+            costs or "auto",
+        )
         found = _from_request(request)
     if output is not None:
         write_plan(found.plan, output)
@@ -112,6 +125,7 @@ class _Request:
     tiny: bool
     batch: int | None
     optimizer: str
+    costs: str
 
 
 @dataclass(frozen=True)
@@ -155,20 +169,23 @@ def _from_request(request: _Request) -> _Found:
         captured = load(request.model, tiny=request.tiny, batch=request.batch, devices=devices).captured()
     for note in captured.notes:
         print(f"soapstone: note: {note}", file=sys.stderr)
+    costs = costs_for(machine, request.costs, graph=captured.graph)
     with progress(f"placing {captured.graph.name}"):
-        strategy = _strategy(request.strategy, captured.graph, machine)
+        strategy = _strategy(request.strategy, captured.graph, machine, costs)
     with progress(f"simulating {captured.graph.name}"):
-        simulated = simulation(strategy, machine, optimizer=request.optimizer)
+        simulated = simulation(strategy, machine, costs, request.optimizer)
     model = f"{request.model}{',' if ':' in request.model else ':'}tiny" if request.tiny else request.model
-    plan = Plan(strategy, machine, simulated.prediction, model, optimizer=request.optimizer)
+    plan = planned(strategy, machine, simulated, costs, model=model, optimizer=request.optimizer)
     return _Found(plan, simulated, request.strategy)
 
 
-def _strategy(text: str, graph: Graph, machine: Machine) -> Strategy:
+def _strategy(text: str, graph: Graph, machine: Machine, costs: AnalyticCosts) -> Strategy:
     """The strategy of that name, or in that file."""
     if "/" in text or text.lower().endswith((".yaml", ".yml", ".json")):
-        return read_strategy(Path(text), graph, lambda name: baseline(name, graph, machine)).checked(machine)
-    return baseline(text, graph, machine)
+        return read_strategy(Path(text), graph, lambda name: baseline(name, graph, machine, costs)).checked(
+            machine
+        )
+    return baseline(text, graph, machine, costs)
 
 
 def _json(document: dict[str, Any]) -> str:
@@ -208,6 +225,7 @@ def _document(found: _Found) -> dict[str, Any]:
         ],
         "fits": simulated.prediction.fits(plan.machine),
         "costs": plan.costs,
+        "costs_basis": _basis(plan),
         "optimizer": plan.optimizer,
     }
 
@@ -239,9 +257,26 @@ def _print(found: _Found) -> None:
     counted = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
     screen.print(Text(f"{len(simulated.tasks.tasks):,} tasks: {counted}"))
     screen.print(Text(f"{BYTES.short_text(simulated.tasks.moved_bytes)} moved over links"))
-    screen.print(Text(f"compute times are {plan.costs}: none was measured on a device"))
+    screen.print(Text(f"compute times: {_basis_text(plan)}"))
     screen.print(_usage_table(found))
     screen.print(_memory_table(found))
+
+
+def _basis(plan: Plan) -> dict[str, int]:
+    """How many of the plan's compute times were measured, fitted to measured ones, or are analytic."""
+    return {str(basis): count for basis, count in bases(plan.strategy, plan.machine, plan.cost_model).items()}
+
+
+def _basis_text(plan: Plan) -> str:
+    counts = _basis(plan)
+    if plan.costs == "analytic":
+        return "analytic, none was measured on a device"
+    told = ", ".join(f"{count} {name}" for name, count in counts.items())
+    where = "; ".join(
+        f"{kind} with {', '.join(f'{k} {v}' for k, v in profile.software.items())}"
+        for kind, profile in plan.profiles.items()
+    )
+    return f"{told} ({where})"
 
 
 def _usage_table(found: _Found) -> Table:

@@ -7,26 +7,32 @@ measured under this computer's software comes first if the device may be here, t
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections import Counter
 from importlib import resources
 
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.cache import Cache
-from soapstone.cost.measured import MeasuredCosts
+from soapstone.cost.candidates import candidates_of, keys_of
+from soapstone.cost.measured import Basis, MeasuredCosts
 from soapstone.cost.profile import Profile, profile_from
 from soapstone.errors import CostError
+from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.machine.checks import did_you_mean
+from soapstone.strategy.strategy import Strategy
 
 CHOICES = ("auto", "measured", "analytic")
 
 
-def costs_for(machine: Machine, choice: str = "auto", cache: Cache | None = None) -> AnalyticCosts:
+def costs_for(
+    machine: Machine, choice: str = "auto", cache: Cache | None = None, graph: Graph | None = None
+) -> AnalyticCosts:
     """The costs of a machine's devices: a `MeasuredCosts` wherever some are measured and wanted.
 
     `measured` refuses a machine with a kind of device that no profile speaks of; `auto` takes analytic
-    costs for that kind.
+    costs for that kind. With a graph, only what its operators need is kept: that is what its plan holds.
     """
     if choice not in CHOICES:
         raise CostError(f"there are no costs {choice!r}{did_you_mean(choice, CHOICES)}")
@@ -39,6 +45,9 @@ def costs_for(machine: Machine, choice: str = "auto", cache: Cache | None = None
         raise CostError(
             f"no costs of '{missing[0]}' were measured: run `soapstone profile` on one, or import a profile"
         )
+    if graph is not None:
+        keys = keys_of(graph)
+        profiles = {kind: part for kind, found in profiles.items() for part in [found.of(keys)] if part.times}
     return MeasuredCosts(profiles=profiles) if profiles else AnalyticCosts()
 
 
@@ -60,8 +69,6 @@ def shipped(kind: str) -> Profile | None:
     """The profile of a kind of device that comes with Soapstone."""
     if kind not in shipped_kinds():
         return None
-    import json
-
     file = resources.files("soapstone.cost") / "profiles" / f"{kind}.json"
     return profile_from(json.loads(file.read_text(encoding="utf-8")), f"{kind}.json")
 
@@ -74,14 +81,12 @@ def shipped_kinds() -> tuple[str, ...]:
     return tuple(sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith(".json")))
 
 
-def described(costs: AnalyticCosts) -> Mapping[str, object]:
-    """What costs rest on, for a reader."""
-    if not isinstance(costs, MeasuredCosts):
-        return {"kind": "analytic"}
-    return {
-        "kind": "measured",
-        "profiles": [
-            {"kind": name, "software": dict(profile.software), "times": profile.count}
-            for name, profile in sorted(costs.profiles.items())
-        ],
-    }
+def bases(strategy: Strategy, machine: Machine, costs: AnalyticCosts) -> dict[Basis, int]:
+    """How many of a strategy's distinct compute times rest on what."""
+    counts: Counter[Basis] = Counter()
+    kinds = {device.kind for device in machine.devices}
+    for candidate in candidates_of(strategy.layouts.values()):
+        for work in candidate.works:
+            for kind in kinds:
+                counts[costs.basis(work, kind) if isinstance(costs, MeasuredCosts) else Basis.ANALYTIC] += 1
+    return {basis: counts[basis] for basis in Basis if counts[basis]}

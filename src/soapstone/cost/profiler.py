@@ -30,7 +30,7 @@ from soapstone.ops.definitions.dtypes import torch_dtype
 from soapstone.ops.op import Shard
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 BATCHES = 7
 """[choice] Batches of a measurement: enough for quartiles."""
@@ -193,7 +193,7 @@ class _Runs:
         limits = [signature.sizes[dim] for dim in self.op.gathers if dim in signature.sizes]
         below = max(1, min(limits, default=1))
         self.size_bytes = sum(work.size_bytes for work in candidate.works)
-        self.operands = [
+        self.operands: list[Any] = [
             self._operand(graph.value(o).dtype, signature.read(i, box), below) if isinstance(o, str) else o
             for i, o in enumerate(node.operands)
         ]
