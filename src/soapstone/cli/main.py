@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from soapstone import __version__
-from soapstone.cli import detect, graph, machines, models, profile, simulate, train
+from soapstone.cli import detect, graph, machines, models, profile, simulate, train, validate
 from soapstone.cli.outcome import exit_code
 
 DESCRIPTION = """
@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (models, graph, machines, detect, profile, simulate, train):
+for command in (models, graph, machines, detect, profile, simulate, train, validate):
     command.register(app)
 
 
