@@ -25,7 +25,6 @@ from soapstone.runtime.run import State, state_of
 from soapstone.runtime.trainer import Options, Trainer
 from soapstone.runtime.wire import Wire
 from soapstone.sim.reference import Timeline
-from soapstone.tasks.task import TaskGraph
 
 WARM_UP = 2
 """[choice] Steps of a strategy before its first counted one."""
@@ -95,14 +94,13 @@ def ran(
     return found
 
 
-def traced(plan: Plan, model: Model, wire: Wire) -> tuple[TaskGraph, Timeline]:
-    """The predicted tasks of a plan, and the real times of one step; tasks are taken back one by one for
-    that."""
+def traced(plan: Plan, model: Model, wire: Wire) -> Timeline:
+    """The real times of a plan's tasks in one step; they are taken back one by one for that."""
     trainer = _trainer(plan, model, wire, fuse=False)
     for _ in range(WARM_UP):
         trainer.step(model.inputs)
     _, _, timeline = trainer.traced_step(model.inputs)
-    return trainer.simulated.tasks, timeline
+    return timeline
 
 
 def _trainer(plan: Plan, model: Model, wire: Wire, *, fuse: bool) -> Trainer:
@@ -147,6 +145,7 @@ def _most(number: float, wire: Wire) -> float:
 
 def _peaks(trainer: Trainer, model: Model, wire: Wire) -> tuple[int, ...]:
     """The most memory of each rank in a step."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's library tells every start and stop
     held = _size_bytes(_held(trainer))
     if wire.device.type == "cuda":
         before = torch.cuda.memory_allocated()

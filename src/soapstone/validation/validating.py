@@ -22,10 +22,10 @@ from soapstone.machine import Machine
 from soapstone.plan import Plan, planned, simulation
 from soapstone.runtime.profiling import measured_at_once, shared_profile
 from soapstone.runtime.wire import Wire
-from soapstone.tasks.flat import native_tasks
 from soapstone.validation.calibrating import Calibration, calibrated
 from soapstone.validation.comparing import Account, Compared, Summary, accounts, summary
 from soapstone.validation.drawing import Drawn, drawn
+from soapstone.validation.parts import parts_of
 from soapstone.validation.running import Ran, model_of, ran, traced
 
 Show = Callable[[float, str], None]
@@ -76,15 +76,21 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     model = model_of(source, graph, captured.constants)
     seen = ran(plans, model, wire, wanted.steps, lambda done: show(done, "strategies run"))
     fitted_on = frozenset(range(0, len(found), 2))
-    calibration = _calibration(plans, seen, costs, sorted(fitted_on))
-    raw = [_compared(each, plan, r, None, costs) for each, plan, r in zip(found, plans, seen, strict=True)]
-    compared = [
-        _compared(each, plan, r, calibration, costs) for each, plan, r in zip(found, plans, seen, strict=True)
-    ]
     rest = [i for i in range(len(found)) if i not in fitted_on]
+    parts = [parts_of(plan, costs) for plan in plans]
+    calibration = calibrated(
+        lambda tried: [parts[i].makespan_s(tried) for i in sorted(fitted_on)],
+        [seen[i].step_s for i in sorted(fitted_on)],
+    )
+
+    def against(tried: Calibration) -> list[Compared]:
+        rows = zip(found, plans, seen, parts, strict=True)
+        return [_compared(each, plan, own, part.makespan_s(tried)) for each, plan, own, part in rows]
+
+    compared, raw = against(calibration), against(Calibration())
     blamed = sorted(rest, key=lambda i: -abs(compared[i].error))[:worst]
     reasons = tuple(
-        (compared[i], tuple(accounts(*traced(_again(plans[i], calibration, costs), model, wire))))
+        (compared[i], tuple(accounts(parts[i].graph(calibration), traced(plans[i], model, wire))))
         for i in blamed
     )
     return Outcome(
@@ -129,42 +135,5 @@ def _plan(each: Drawn, machine: Machine, costs: AnalyticCosts) -> Plan:
     return planned(each.strategy, machine, simulation(each.strategy, machine, costs), costs)
 
 
-def _again(plan: Plan, calibration: Calibration, costs: AnalyticCosts) -> Plan:
-    """The plan as the calibration predicts it."""
-    machine, better = calibration.machine(plan.machine), calibration.costs(costs)
-    if not isinstance(better, MeasuredCosts):
-        return plan  # a plan holds no factors of analytic costs
-    return planned(plan.strategy, machine, simulation(plan.strategy, machine, better), better)
-
-
-def _predicted_s(plan: Plan, calibration: Calibration, costs: AnalyticCosts) -> float:
-    tasks = native_tasks(plan.strategy, calibration.machine(plan.machine), calibration.costs(costs))
-    return tasks.simulated()[2]
-
-
-def _calibration(
-    plans: Sequence[Plan], seen: Sequence[Ran], costs: AnalyticCosts, chosen: Sequence[int]
-) -> Calibration:
-    known: dict[Calibration, list[float]] = {}
-
-    def predict(calibration: Calibration) -> list[float]:
-        if calibration not in known:
-            machine = calibration.machine(plans[0].machine)
-            better = calibration.costs(costs)
-            known[calibration] = [
-                native_tasks(plans[i].strategy, machine, better).simulated()[2] for i in chosen
-            ]
-        return known[calibration]
-
-    return calibrated(
-        predict, [seen[i].step_s for i in chosen], with_overhead=isinstance(costs, MeasuredCosts)
-    )
-
-
-def _compared(
-    each: Drawn, plan: Plan, seen: Ran, calibration: Calibration | None, costs: AnalyticCosts
-) -> Compared:
-    predicted_s = (
-        plan.prediction.makespan_s if calibration is None else _predicted_s(plan, calibration, costs)
-    )
+def _compared(each: Drawn, plan: Plan, seen: Ran, predicted_s: float) -> Compared:
     return Compared(each.name, predicted_s, seen.step_s, plan.prediction.memory_bytes, seen.peak_bytes)

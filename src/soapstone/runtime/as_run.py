@@ -1,0 +1,86 @@
+"""The task graph as the runtime runs it: gradients that are added up together are one all-reduce.
+
+The task graph has an all-reduce for each piece of a weight; the runtime puts those of the same ranks into
+buckets (`buckets`). A bucket moves the bytes of all its members with the latency of one, when the last of
+them is ready, and every update waits for its bucket. All else is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from soapstone.graph import Graph, Role
+from soapstone.runtime.buckets import FIRST_BYTES, FULL_BYTES
+from soapstone.runtime.listing import is_one_sum
+from soapstone.runtime.order import execution_order
+from soapstone.sim.reference import Timeline
+from soapstone.tasks.placed import UPDATE, WEIGHT
+from soapstone.tasks.task import Key, TaskGraph, TaskKind
+
+
+@dataclass(frozen=True)
+class AsRun:
+    """The tasks with their new dependencies; `led_by` says for each member of a bucket, other than the
+    last, which task now does its work (hop by hop)."""
+
+    tasks: TaskGraph
+    led_by: Mapping[Key, Key]
+
+
+def as_run(graph: Graph, tasks: TaskGraph, timeline: Timeline) -> AsRun:
+    """The task graph with its gradients in buckets; members that are led take no time of their own."""
+    led_by: dict[Key, Key] = {}
+    for bucket in _buckets(graph, tasks, timeline):
+        hops = len(_hops(tasks, bucket[-1]))
+        for member in bucket[:-1]:
+            led_by.update({(*member, hop): (*bucket[-1], hop) for hop in range(hops)})
+    extra: dict[Key, set[Key]] = {}
+    for member, leader in led_by.items():
+        extra.setdefault(leader, set()).add(member)
+    changed = []
+    for task in tasks.tasks:
+        after = set(task.after) | extra.get(task.key, set())
+        if task.kind is TaskKind.UPDATE:
+            after |= {led_by[key] for key in task.after if key in led_by}
+        duration_s = 0.0 if task.key in led_by else task.duration_s
+        changed.append(replace(task, after=tuple(sorted(after)), duration_s=duration_s))
+    return AsRun(replace(tasks, tasks=tuple(changed)), led_by)
+
+
+def _hops(tasks: TaskGraph, move: Key) -> list[Key]:
+    hops: list[Key] = []
+    while (*move, len(hops)) in tasks.ids:
+        hops.append((*move, len(hops)))
+    return hops
+
+
+def _buckets(graph: Graph, tasks: TaskGraph, timeline: Timeline) -> list[list[Key]]:
+    """The moves of each bucket, in the order in which the ranks come to them."""
+    read = dict.fromkeys(name for node in graph.nodes for name in node.reads)
+    weights = [name for name in read if graph.value(name).role is Role.WEIGHT]
+    groups: dict[tuple[tuple[int, ...], str], list[tuple[Key, int]]] = {}
+    for number in execution_order(tasks, timeline):
+        task = tasks.tasks[number]
+        if task.kind is not TaskKind.ALL_REDUCE or task.key[0] == UPDATE or task.key[2] != WEIGHT:
+            continue
+        exchange = tasks.exchanges[task.key[:-2]]
+        if task.key[-1] != 0 or not is_one_sum(exchange):
+            continue
+        devices = tuple(sorted(exchange.moves[0].devices))
+        size_bytes = task.size_bytes * len(devices) // (2 * (len(devices) - 1))
+        dtype = graph.value(weights[task.key[3]]).dtype
+        groups.setdefault((devices, dtype), []).append((task.key[:-1], size_bytes))
+    return [bucket for found in groups.values() for bucket in _filled(found)]
+
+
+def _filled(found: Sequence[tuple[Key, int]]) -> list[list[Key]]:
+    buckets: list[list[Key]] = [[]]
+    held_bytes, full_bytes = 0, FIRST_BYTES
+    for move, size_bytes in found:
+        if held_bytes >= full_bytes:
+            buckets.append([])
+            held_bytes, full_bytes = 0, FULL_BYTES
+        buckets[-1].append(move)
+        held_bytes += size_bytes
+    return buckets
