@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from time import monotonic
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -18,6 +19,7 @@ from rich.text import Text
 
 from soapstone.cli.graph import MODEL_HELP
 from soapstone.cli.output import console, print_json, progress
+from soapstone.cli.ranks import as_rank
 from soapstone.cost.cache import Cache
 from soapstone.cost.candidates import Candidate, candidates, spread_out
 from soapstone.cost.choice import shipped_kinds, threads_of_a_rank
@@ -26,6 +28,10 @@ from soapstone.cost.profile import Profile, flat_shape, key_of, read_profile, wr
 from soapstone.errors import CostError
 from soapstone.machine import resolve
 from soapstone.machine.units import SECONDS
+
+if TYPE_CHECKING:
+    from soapstone.cost.profiler import Profiler
+    from soapstone.runtime.wire import Wire
 
 SAVE_EVERY_S = 10.0
 """[choice] What was measured is saved this often, so that a stop loses little."""
@@ -57,6 +63,9 @@ def profile(  # noqa: PLR0913, PLR0917, a command has a parameter for each optio
     kind: Annotated[
         str | None, typer.Option("--kind", help="What machines call the device (default: by its name).")
     ] = None,
+    ranks: Annotated[
+        int, typer.Option("--ranks", min=1, help="Processes that measure the same at once (default: one).")
+    ] = 1,
     anew: Annotated[bool, typer.Option("--anew", help="Measure again what is in the cache.")] = False,
     export: Annotated[
         Path | None, typer.Option("--export", help="Write the device's measured times here, as JSON.")
@@ -81,8 +90,14 @@ def profile(  # noqa: PLR0913, PLR0917, a command has a parameter for each optio
         cache.add(found)
         outcome["imported"] = _profile_document(found)
     if models:
-        request = _Request(models, device, machine, degrees, tiny, batch, seconds(budget), kind, anew)
-        report = _measured(request, cache)
+        request = _Request(models, device, machine, degrees, tiny, batch, seconds(budget), kind, ranks, anew)
+        if ranks > 1 and "RANK" not in os.environ:
+            _start_ranks(request, export, as_json)
+            return
+        with as_rank(device) as wire:
+            report = _measured(request, cache, wire)
+        if wire.rank:
+            return
         outcome |= report.document
         if export is not None:
             write_profile(report.profile, export)
@@ -119,6 +134,7 @@ class _Request:
     batch: int | None
     budget_s: float
     kind: str | None
+    ranks: int
     anew: bool
 
 
@@ -130,36 +146,56 @@ class _Report:
     document: Mapping[str, Any]
 
 
-def _measured(request: _Request, cache: Cache) -> _Report:
+def _start_ranks(request: _Request, export: Path | None, as_json: bool) -> None:
+    """This same command, as several ranks."""
+    from soapstone.runtime.workers import run_workers
+
+    given = {
+        "--device": request.device,
+        "--machine": request.machine,
+        "--degrees": request.degrees,
+        "--batch": request.batch,
+        "--budget": request.budget_s,
+        "--kind": request.kind,
+        "--ranks": request.ranks,
+        "--export": export,
+    }
+    options = [f"{option}={value}" for option, value in given.items() if value is not None]
+    flags = {"--tiny": request.tiny, "--anew": request.anew, "--json": as_json}
+    options += [flag for flag, is_set in flags.items() if is_set]
+    code = run_workers(request.ranks, ["profile", *request.models, *options])
+    if code:
+        raise typer.Exit(code)
+
+
+def _measured(request: _Request, cache: Cache, wire: Wire) -> _Report:
     from soapstone.cost.profiler import Profiler, device_at_hand, prepare
+    from soapstone.runtime.profiling import measured_at_once
 
     machine = resolve(request.machine) if request.machine else None
     parts = _parts(request.degrees, len(machine.devices) if machine else None)
     threads = threads_of_a_rank(machine) if machine else max(1, (os.cpu_count() or 1) // max(parts))
-    device = device_at_hand(request.device, request.kind, threads)
+    device = device_at_hand(request.device, request.kind, threads, request.ranks)
     todo = _candidates(request, parts)
     known = cache.profile(device.kind, device.software)
     seen = set() if request.anew else {(k, m.shape) for k, times in known.times.items() for m in times}
     missing = [c for c in todo if any(_name(work) not in seen for work in c.works)]
     prepare(device)
     profiler, start = Profiler(device), monotonic()
-    saved, done = start, 0
     if request.anew or not known.updates:
         profiler.measure_updates()
-    with progress(f"measuring on {device.kind}", total=len(missing)) as show:
-        for candidate in spread_out(missing):
-            if monotonic() - start > request.budget_s:
-                break
-            profiler.measure(candidate)
-            done += 1
-            show(done, candidate.node.op_name)
-            if monotonic() - saved > SAVE_EVERY_S:
-                cache.add(profiler.profile)
-                saved = monotonic()
+    keep = _keeping(profiler, cache, wire)
+    with _bar(device.kind, len(missing), wire) as show:
+
+        def told(done: int, what: str) -> None:
+            show(done, what)
+            keep()
+
+        done = measured_at_once(profiler, spread_out(missing), wire, request.budget_s, told)
     fresh = profiler.profile
-    if fresh.count:
+    if fresh.count and wire.rank == 0:
         cache.add(fresh)
-    whole = cache.profile(device.kind, device.software)
+    whole = known.merged(fresh) if fresh.count else known
     document = {
         "device": device.kind,
         "software": device.software,
@@ -167,7 +203,7 @@ def _measured(request: _Request, cache: Cache) -> _Report:
         "parts": parts,
         "shards": len(todo),
         "known": len(todo) - len(missing),
-        "measured": done - len(profiler.failed),
+        "measured": done - profiler.failures,
         "left": len(missing) - done,
         "failed": profiler.failed,
         "seconds": monotonic() - start,
@@ -176,6 +212,22 @@ def _measured(request: _Request, cache: Cache) -> _Report:
         "held_out": _held_out(held_out(whole.times)),
     }
     return _Report(whole, document)
+
+
+def _bar(kind: str, total: int, wire: Wire) -> Any:
+    return progress(f"measuring on {kind}", total=total) if wire.rank == 0 else nullcontext(lambda *_: None)
+
+
+def _keeping(profiler: Profiler, cache: Cache, wire: Wire) -> Callable[[], None]:
+    """What to call now and then: rank 0 saves what was measured so far."""
+    saved = [monotonic()]
+
+    def keep() -> None:
+        if wire.rank == 0 and monotonic() - saved[0] > SAVE_EVERY_S:
+            cache.add(profiler.profile)
+            saved[0] = monotonic()
+
+    return keep
 
 
 def _name(work: Any) -> tuple[Any, ...]:

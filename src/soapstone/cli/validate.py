@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from soapstone.runtime.wire import Wire
     from soapstone.validation.validating import Outcome
 
+STATISTICS = ("median", "fastest")
+
 WORST_SHOWN = 3
 """[choice] How many of the worst predictions are explained."""
 
@@ -52,6 +54,7 @@ class _Request:
     costs: str
     budget: str
     timeout_s: float
+    statistic: str
     as_json: bool
 
 
@@ -79,6 +82,10 @@ def validate(  # noqa: PLR0913, PLR0917, a command has a parameter for each opti
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, help="Seconds a rank waits for another.")
     ] = 300.0,
+    statistic: Annotated[
+        str,
+        typer.Option("--statistic", help="Of a strategy's steps: median, or fastest on a computer at work."),
+    ] = "median",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Run strategies on this computer, one process for each device, and compare with the prediction.
@@ -94,10 +101,24 @@ def validate(  # noqa: PLR0913, PLR0917, a command has a parameter for each opti
     """
     if costs not in CHOICES:
         raise typer.BadParameter(f"there are no costs '{costs}'{did_you_mean(costs, CHOICES)}")
+    if statistic not in STATISTICS:
+        raise typer.BadParameter(f"there is no statistic '{statistic}'{did_you_mean(statistic, STATISTICS)}")
     seconds(budget)
     found = resolve(machine)
     request = _Request(
-        model, machine, strategies, steps, tiny, batch, seed, device, costs, budget, timeout, as_json
+        model,
+        machine,
+        strategies,
+        steps,
+        tiny,
+        batch,
+        seed,
+        device,
+        costs,
+        budget,
+        timeout,
+        statistic,
+        as_json,
     )
     if len(found.nodes) > 1:
         raise TrainingError(
@@ -130,6 +151,7 @@ def _arguments(request: _Request) -> list[str]:
         "--costs": request.costs,
         "--budget": request.budget,
         "--timeout": request.timeout_s,
+        "--statistic": request.statistic,
     }
     options = [f"{option}={value}" for option, value in given.items() if value is not None]
     options += ["--tiny"] if request.tiny else []
@@ -150,7 +172,13 @@ def _validated(request: _Request, machine: Machine, wire: Wire) -> Outcome:
             weights=True,
         )
     wanted = Wanted(
-        machine, request.strategies, request.steps, request.seed, request.costs, seconds(request.budget)
+        machine,
+        request.strategies,
+        request.steps,
+        request.seed,
+        request.costs,
+        seconds(request.budget),
+        request.statistic,
     )
     bar = progress(f"validating {request.model}") if wire.rank == 0 else nullcontext(lambda *_: None)
     with bar as show:
@@ -175,6 +203,7 @@ def _document(request: _Request, machine: Machine, outcome: Outcome) -> dict[str
         "machine": machine.name,
         "costs": outcome.costs_name,
         "steps": request.steps,
+        "statistic": request.statistic,
         "seed": request.seed,
         "summary": asdict(outcome.reported),
         "summary_fitted": asdict(outcome.seen),
@@ -197,7 +226,7 @@ def _print(request: _Request, machine: Machine, outcome: Outcome) -> None:
     screen.print(
         Text(
             f"{request.model} on {machine.name}: {len(outcome.compared)} strategies, {request.steps} steps of"
-            f" each, costs {outcome.costs_name}"
+            f" each (the {request.statistic} counts), costs {outcome.costs_name}"
         )
     )
     screen.print(_table(outcome))

@@ -13,6 +13,7 @@ from functools import cached_property
 from soapstone.cost.profile import OpKey, key_of
 from soapstone.cost.work import Work, work_of
 from soapstone.graph import Graph, Node, Role
+from soapstone.ops.box import shape_of
 from soapstone.ops.signature import IterationBox
 from soapstone.strategy.blocks import Block, blocks
 from soapstone.strategy.layout import Layout, layouts
@@ -65,14 +66,16 @@ def candidates_of(layouts_used: Iterable[Layout]) -> list[Candidate]:
 
 
 def _distinct(layout: Layout, known: Mapping[Hashable, Candidate]) -> Iterator[tuple[Hashable, Candidate]]:
-    for node, row in zip(layout.block.nodes, layout.boxes, strict=True):
-        lengths = set[tuple[int, ...]]()
-        for shard in (0, len(row) // 2, len(row) - 1):  # at both borders and inside: halos differ
-            candidate = Candidate(layout.graph, node, row[shard])
-            size = (*(i.length for i in row[shard].values()), shard if len(row) > 1 else 0)
-            if size in lengths:
+    for n, (node, row) in enumerate(zip(layout.block.nodes, layout.boxes, strict=True)):
+        reads = [layout.reads(n, i) for i in range(len(node.operands))]
+        sizes = set[Hashable]()
+        for shard, box in enumerate(row):
+            read = tuple(None if own[shard] is None else shape_of(own[shard] or ()) for own in reads)
+            size = (tuple(interval.length for interval in box.values()), read)
+            if size in sizes:
                 continue
-            lengths.add(size)
+            sizes.add(size)
+            candidate = Candidate(layout.graph, node, box)
             if candidate.works and candidate.works not in known:
                 yield candidate.works, candidate
 

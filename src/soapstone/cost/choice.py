@@ -1,8 +1,9 @@
 """Which costs a prediction uses: measured, analytic, or measured as far as there are any (auto).
 
 Measured times of a machine's kinds of devices are looked for in the cache, and then among the profiles that
-come with Soapstone (`cost/profiles/KIND.json`). Of several profiles of one kind in the cache, the one
-measured under this computer's software comes first if the device may be here, then the one changed last.
+come with Soapstone (`cost/profiles/KIND.json`). Of several profiles of one kind in the cache, one measured
+with the threads of the machine's ranks comes first, then one measured by as many ranks at once as the
+machine's nodes have devices, then the one changed last.
 """
 
 from __future__ import annotations
@@ -54,9 +55,14 @@ def costs_for(
 def profile_for(kind: str, machine: Machine, cache: Cache | None = None) -> Profile | None:
     """The measured times of a kind of device; None where there are none."""
     found = [profile for profile in (cache or Cache()).profiles(kind) if profile.count]
-    threads = str(threads_of_a_rank(machine))
-    here = [p for p in found if p.software.get("threads", threads) == threads]
-    return next(iter(here or found), None) or shipped(kind)
+    threads, ranks = str(threads_of_a_rank(machine)), str(len(machine.devices_on(machine.nodes[0])))
+
+    def unlike(profile: Profile) -> tuple[bool, bool]:
+        """Whether it was measured with other threads, and alone."""
+        told = profile.software
+        return told.get("threads", threads) != threads, told.get("ranks") != ranks
+
+    return min(found, key=unlike, default=None) or shipped(kind)
 
 
 def threads_of_a_rank(machine: Machine) -> int:

@@ -4,7 +4,8 @@ A candidate's operands are made up, its forward and its backward pass are run in
 as the runtime runs them: the forward pass keeps what the backward pass needs, many backward passes are one
 call of autograd. The time of a run is a batch's divided by its runs; the median over batches and their
 spread are kept. On a GPU a batch is launched at once and waited for at its end, so that launches overlap
-with work as they do in training.
+with work as they do in training. On one thread of a CPU the clock is the thread's own: it stands still while
+the system lets another process run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any
 
 from soapstone.cost.candidates import Candidate
@@ -67,12 +68,20 @@ class Device:
         """Whether it is a GPU."""
         return self.place.startswith("cuda")
 
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What times are taken by."""
+        return thread_time if self.software.get("threads") == "1" else perf_counter
 
-def device_at_hand(place: str, kind: str | None = None, threads: int | None = None) -> Device:
-    """The device of this computer: `cpu` (with so many threads for one rank) or `cuda`."""
+
+def device_at_hand(place: str, kind: str | None = None, threads: int | None = None, ranks: int = 1) -> Device:
+    """The device of this computer: `cpu` (with so many threads for one rank) or `cuda`, which so many
+    ranks will use at once."""
     import torch
 
     software = {"torch": torch.__version__, "python": platform.python_version()}
+    if ranks > 1:
+        software["ranks"] = str(ranks)
     if place == "cpu":
         software |= {"processor": _processor(), "threads": str(threads or 1)}
         return Device("cpu", kind or "cpu", software)
@@ -120,6 +129,7 @@ class Profiler:
         self.device = device
         self.batches: dict[OpKey, dict[tuple[Any, ...], tuple[Any, list[float]]]] = {}
         self.failed: dict[str, str] = {}
+        self.failures = 0
         self.updates: dict[int, list[float]] = {}
 
     def measure(self, candidate: Candidate) -> bool:
@@ -128,6 +138,7 @@ class Profiler:
             forward_s, backward_s = _Runs(candidate, self.device).measured()
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, MemoryError) as error:
             told = next(iter(str(error).splitlines()), "")
+            self.failures += 1
             self.failed[candidate.node.op_name] = f"{type(error).__name__}: {told}"[:200]
             self._recover()
             return False
@@ -248,23 +259,23 @@ class _Runs:
 
     def _batch(self, runs: int) -> tuple[float, float]:
         """Seconds of so many forward runs, and of their backward runs."""
-        torch = self.torch
+        torch, clock = self.torch, self.device.clock
         given = [self._leaves() for _ in range(runs)]
         with torch.set_grad_enabled(self.traced):
             self._settle()
-            start = perf_counter()
+            start = clock()
             made = [self._forward(operands) for operands in given]
             self._settle()
-            forward_s = perf_counter() - start
+            forward_s = clock() - start
         if not self.has_backward:
             return forward_s, 0.0
         roots = [out for outputs in made for out in outputs if out is not None and out.requires_grad]
         gradients = [torch.ones_like(root) for root in roots]
         self._settle()
-        start = perf_counter()
+        start = clock()
         torch.autograd.backward(roots, gradients)
         self._settle()
-        return forward_s, perf_counter() - start
+        return forward_s, clock() - start
 
     def _leaves(self) -> list[Any]:
         """The operands, as leaves of their own where a gradient is wanted."""
@@ -298,9 +309,9 @@ def _update_batches(size_bytes: int, device: Device) -> list[float]:
     found = []
     for number in range(BATCHES + 2):
         settle()
-        start = perf_counter()
+        start = device.clock()
         step()
         settle()
         if number >= 2:
-            found.append((perf_counter() - start) / count)
+            found.append((device.clock() - start) / count)
     return found

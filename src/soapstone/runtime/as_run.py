@@ -2,12 +2,13 @@
 
 The task graph has an all-reduce for each piece of a weight; the runtime puts those of the same ranks into
 buckets (`buckets`). A bucket moves the bytes of all its members with the latency of one, when the last of
-them is ready, and every update waits for its bucket. All else is the same.
+them is ready, and every update waits for its bucket. All weights are updated in one go at the end, so
+gradients live until then, beside the bucket they were copied into. All else is the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from soapstone.graph import Graph, Role
@@ -16,7 +17,7 @@ from soapstone.runtime.listing import is_one_sum
 from soapstone.runtime.order import execution_order
 from soapstone.sim.reference import Timeline
 from soapstone.tasks.placed import UPDATE, WEIGHT
-from soapstone.tasks.task import Key, TaskGraph, TaskKind
+from soapstone.tasks.task import Buffer, BufferKind, Key, TaskGraph, TaskKind
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class AsRun:
 def as_run(graph: Graph, tasks: TaskGraph, timeline: Timeline) -> AsRun:
     """The task graph with its gradients in buckets; members that are led take no time of their own."""
     led_by: dict[Key, Key] = {}
-    for bucket in _buckets(graph, tasks, timeline):
+    buckets = _buckets(graph, tasks, timeline)
+    for bucket in buckets:
         hops = len(_hops(tasks, bucket[-1]))
         for member in bucket[:-1]:
             led_by.update({(*member, hop): (*bucket[-1], hop) for hop in range(hops)})
@@ -45,7 +47,44 @@ def as_run(graph: Graph, tasks: TaskGraph, timeline: Timeline) -> AsRun:
             after |= {led_by[key] for key in task.after if key in led_by}
         duration_s = 0.0 if task.key in led_by else task.duration_s
         changed.append(replace(task, after=tuple(sorted(after)), duration_s=duration_s))
-    return AsRun(replace(tasks, tasks=tuple(changed)), led_by)
+    buffers = (*_kept_to_the_end(tasks), *_copies(tasks, buckets))
+    return AsRun(replace(tasks, tasks=tuple(changed), buffers=buffers), led_by)
+
+
+def _updates(tasks: TaskGraph) -> Mapping[int, tuple[Key, ...]]:
+    """The updates of each device."""
+    found: dict[int, list[Key]] = {}
+    for task in tasks.tasks:
+        if task.kind is TaskKind.UPDATE:
+            found.setdefault(task.key[-1], []).append(task.key)
+    return {device: tuple(keys) for device, keys in found.items()}
+
+
+def _kept_to_the_end(tasks: TaskGraph) -> Iterator[Buffer]:
+    """The buffers, with gradients of weights needed until the last update."""
+    updates = _updates(tasks)
+    for buffer in tasks.buffers:
+        is_gradient = buffer.kind is BufferKind.WEIGHT_GRADIENT
+        yield replace(buffer, needed_by=updates[buffer.device]) if is_gradient else buffer
+
+
+def _copies(tasks: TaskGraph, buckets: Sequence[Sequence[Key]]) -> Iterator[Buffer]:
+    """What buckets of several gradients hold on each of their devices."""
+    updates = _updates(tasks)
+    for bucket in buckets:
+        moves = [tasks.exchanges[move[:-1]].moves[0] for move in bucket]
+        if len(bucket) > 1:
+            size_bytes = sum(_size_bytes(tasks, move) for move in bucket)
+            for device in moves[0].devices:
+                made_by = ((*bucket[-1], 0),)
+                yield Buffer(BufferKind.WEIGHT_GRADIENT, device, size_bytes, made_by, updates[device])
+
+
+def _size_bytes(tasks: TaskGraph, move: Key) -> int:
+    """The bytes that an all-reduce adds up."""
+    task = tasks.tasks[tasks.ids[*move, 0]]
+    count = len(tasks.exchanges[move[:-1]].moves[0].devices)
+    return task.size_bytes * count // (2 * (count - 1))
 
 
 def _hops(tasks: TaskGraph, move: Key) -> list[Key]:
@@ -68,9 +107,8 @@ def _buckets(graph: Graph, tasks: TaskGraph, timeline: Timeline) -> list[list[Ke
         if task.key[-1] != 0 or not is_one_sum(exchange):
             continue
         devices = tuple(sorted(exchange.moves[0].devices))
-        size_bytes = task.size_bytes * len(devices) // (2 * (len(devices) - 1))
         dtype = graph.value(weights[task.key[3]]).dtype
-        groups.setdefault((devices, dtype), []).append((task.key[:-1], size_bytes))
+        groups.setdefault((devices, dtype), []).append((task.key[:-1], _size_bytes(tasks, task.key[:-1])))
     return [bucket for found in groups.values() for bucket in _filled(found)]
 
 

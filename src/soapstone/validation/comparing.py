@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from soapstone.sim.reference import Timeline
-from soapstone.tasks.task import COMPUTE_KINDS, TaskGraph
+from soapstone.tasks.task import COMPUTE_KINDS, TaskGraph, TaskKind
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,10 @@ class Compared:
 
     @property
     def memory_error(self) -> float:
-        """The same of memory, of the rank where it is largest."""
-        errors = [(p - a) / a for p, a in zip(self.predicted_bytes, self.actual_bytes, strict=True) if a > 0]
-        return max(errors, key=abs, default=0.0)
+        """The same of memory, of the rank that needs most."""
+        most = max(range(len(self.actual_bytes)), key=lambda rank: self.actual_bytes[rank])
+        actual = self.actual_bytes[most]
+        return (self.predicted_bytes[most] - actual) / actual if actual else 0.0
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,13 @@ def accounts(graph: TaskGraph, timeline: Timeline, most: int = 5) -> list[Accoun
     """The tasks with the largest differences between prediction and a real timeline, those of one block
     and kind together. Hops of a collective happen at once and count once."""
     sums: dict[tuple[str, str], list[float]] = {}
+    updates = Counter(task.resource for task in graph.tasks if task.kind is TaskKind.UPDATE)
     for number, task in enumerate(graph.tasks):
         if task.kind not in COMPUTE_KINDS and task.key[-1] != 0:
             continue
         actual_s = timeline.end_s[number] - timeline.start_s[number]
+        if task.kind is TaskKind.UPDATE:
+            actual_s /= updates[task.resource]  # a rank's updates are one call, and have one time
         label = task.name.split(" ")[0].partition("[")[0]
         entry = sums.setdefault((str(task.kind), label), [0.0, 0.0, 0.0])
         entry[0] += 1
@@ -92,15 +97,3 @@ def accounts(graph: TaskGraph, timeline: Timeline, most: int = 5) -> list[Accoun
         entry[2] += actual_s
     found = [Account(kind, name, int(n), p, a) for (kind, name), (n, p, a) in sums.items()]
     return sorted(found, key=lambda each: -abs(each.actual_s - each.predicted_s))[:most]
-
-
-def by_kind(graph: TaskGraph, timeline: Timeline) -> Mapping[str, tuple[float, float]]:
-    """Seconds of all tasks of each kind, predicted and actual."""
-    sums: dict[str, tuple[float, float]] = {}
-    for number, task in enumerate(graph.tasks):
-        if task.kind not in COMPUTE_KINDS and task.key[-1] != 0:
-            continue
-        predicted_s, actual_s = sums.get(str(task.kind), (0.0, 0.0))
-        spent_s = timeline.end_s[number] - timeline.start_s[number]
-        sums[str(task.kind)] = (predicted_s + task.duration_s, actual_s + spent_s)
-    return sums

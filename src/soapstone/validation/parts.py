@@ -22,6 +22,7 @@ from soapstone.cost.work import Work
 from soapstone.machine import DeviceKind, Machine
 from soapstone.plan import Plan
 from soapstone.runtime.as_run import as_run
+from soapstone.sim.memory import STATES_PER_WEIGHT, peak_memory
 from soapstone.sim.reference import simulate
 from soapstone.tasks.build import task_graph
 from soapstone.tasks.task import COMPUTE_KINDS, TaskGraph
@@ -55,6 +56,7 @@ class Parts:
     wire_s: Floats
     latency_s: Floats
     flat: tuple[Any, ...]
+    states_per_weight: int
 
     def durations(self, found: Calibration) -> Floats:
         """The durations under a calibration."""
@@ -73,6 +75,12 @@ class Parts:
             replace(t, duration_s=float(d)) for t, d in zip(self.tasks.tasks, durations, strict=True)
         )
         return replace(self.tasks, tasks=tasks)
+
+    def memory_bytes(self, found: Calibration, device_count: int) -> tuple[int, ...]:
+        """The predicted peak of each device under a calibration."""
+        graph = self.graph(found)
+        memory = peak_memory(graph, simulate(graph), device_count, self.states_per_weight)
+        return tuple(device.peak_bytes for device in memory)
 
 
 def parts_of(plan: Plan, costs: AnalyticCosts) -> Parts:
@@ -99,6 +107,7 @@ def parts_of(plan: Plan, costs: AnalyticCosts) -> Parts:
         wire_s,
         latency_s,
         _flat(ran.tasks),
+        STATES_PER_WEIGHT[plan.optimizer],
     )
 
 

@@ -26,7 +26,7 @@ from soapstone.validation.calibrating import Calibration, calibrated
 from soapstone.validation.comparing import Account, Compared, Summary, accounts, summary
 from soapstone.validation.drawing import Drawn, drawn
 from soapstone.validation.parts import parts_of
-from soapstone.validation.running import Ran, model_of, ran, traced
+from soapstone.validation.running import model_of, ran, traced
 
 Show = Callable[[float, str], None]
 
@@ -41,6 +41,7 @@ class Wanted:
     seed: int
     costs: str
     budget_s: float
+    statistic: str = "median"
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,20 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     parts = [parts_of(plan, costs) for plan in plans]
     calibration = calibrated(
         lambda tried: [parts[i].makespan_s(tried) for i in sorted(fitted_on)],
-        [seen[i].step_s for i in sorted(fitted_on)],
+        [seen[i].step_s(wanted.statistic) for i in sorted(fitted_on)],
     )
 
     def against(tried: Calibration) -> list[Compared]:
-        rows = zip(found, plans, seen, parts, strict=True)
-        return [_compared(each, plan, own, part.makespan_s(tried)) for each, plan, own, part in rows]
+        return [
+            Compared(
+                each.name,
+                part.makespan_s(tried),
+                own.step_s(wanted.statistic),
+                part.memory_bytes(tried, len(machine.devices)),
+                own.peak_bytes,
+            )
+            for each, own, part in zip(found, seen, parts, strict=True)
+        ]
 
     compared, raw = against(calibration), against(Calibration())
     blamed = sorted(rest, key=lambda i: -abs(compared[i].error))[:worst]
@@ -111,7 +120,7 @@ def _measured(
 ) -> tuple[AnalyticCosts, dict[str, Any]]:
     """Costs measured by all ranks at once, and what to tell of them."""
     kind = wanted.machine.devices[0].kind.name
-    device = device_at_hand(wire.device.type, kind, threads_of_a_rank(wanted.machine))
+    device = device_at_hand(wire.device.type, kind, threads_of_a_rank(wanted.machine), wire.size)
     prepare(device)
     todo = spread_out(candidates_of(layout for each in found for layout in each.strategy.layouts.values()))
     profiler = Profiler(device)
@@ -133,7 +142,3 @@ def _measured(
 
 def _plan(each: Drawn, machine: Machine, costs: AnalyticCosts) -> Plan:
     return planned(each.strategy, machine, simulation(each.strategy, machine, costs), costs)
-
-
-def _compared(each: Drawn, plan: Plan, seen: Ran, predicted_s: float) -> Compared:
-    return Compared(each.name, predicted_s, seen.step_s, plan.prediction.memory_bytes, seen.peak_bytes)
