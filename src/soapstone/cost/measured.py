@@ -31,7 +31,7 @@ class Basis(StrEnum):
 class MeasuredCosts(AnalyticCosts):
     """Profiles by the name of the kind of device they were measured on."""
 
-    profiles: Mapping[str, Profile] = field(default_factory=dict)
+    profiles: Mapping[str, Profile] = field(default_factory=dict, hash=False)
 
     name = "measured"
 
@@ -53,7 +53,7 @@ class MeasuredCosts(AnalyticCosts):
 
     def curve(self, key: OpKey, kind: DeviceKind) -> Curve | None:
         """The times of an operator on a kind of device; None where only analysis is left."""
-        if kind.name not in self.profiles:
+        if kind.name not in self._usable:
             return None
         if (key, kind.name) not in self._curves:
             if kind.name not in self._fits:
@@ -63,7 +63,7 @@ class MeasuredCosts(AnalyticCosts):
 
     def update_rate(self, kind: DeviceKind) -> tuple[float, float]:
         """The least time of an update, and the bytes it moves in a second."""
-        profile = self.profiles.get(kind.name)
+        profile = self._usable.get(kind.name)
         if profile is None or not profile.updates:
             return super().update_rate(kind)
         if kind.name not in self._updates:
@@ -75,6 +75,16 @@ class MeasuredCosts(AnalyticCosts):
         wanted = set(keys)
         parts = {name: profile.of(wanted) for name, profile in self.profiles.items()}
         return MeasuredCosts(self.most_flops, self.most_bandwidth, self.update_bytes_per_byte, parts)
+
+    @cached_property
+    def _usable(self) -> dict[str, Profile]:
+        """The profiles that know of both passes: with less, not every time could follow from measured ones,
+        and a device would be partly one thing and partly another."""
+        return {
+            name: profile
+            for name, profile in self.profiles.items()
+            if {key.gradients > 0 for key, times in profile.times.items() if times} == {False, True}
+        }
 
     @cached_property
     def _fits(self) -> dict[str, Fits]:

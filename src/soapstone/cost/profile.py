@@ -73,7 +73,7 @@ class Updated:
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured on one kind of device."""
+    """What was measured on one kind of device: one time for each shape, and in one order."""
 
     kind: str
     software: Mapping[str, str]
@@ -82,7 +82,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "software", MappingProxyType(dict(sorted(self.software.items()))))
-        ordered = {key: tuple(sorted(self.times[key], key=_by_shape)) for key in sorted(self.times)}
+        ordered = {key: _ordered(self.times[key]) for key in sorted(self.times)}
         object.__setattr__(self, "times", MappingProxyType(ordered))
         object.__setattr__(self, "updates", tuple(sorted(self.updates, key=_by_size)))
 
@@ -111,8 +111,10 @@ class Profile:
         )
 
 
-def _by_shape(measured: Measured) -> tuple[int, ...]:
-    return measured.shape
+def _ordered(times: Iterable[Measured]) -> tuple[Measured, ...]:
+    """Times by shape; of several of one shape the last."""
+    found = {measured.shape: measured for measured in times}
+    return tuple(found[shape] for shape in sorted(found))
 
 
 def _by_size(updated: Updated) -> int:
