@@ -14,7 +14,7 @@ PATIENCE_S = 180
 
 
 def test_strategies_are_run_and_compared() -> None:
-    options = ["--tiny", "--machine", "cpu:1x2", "--strategies", "5", "--steps", "2", "--budget", "2s"]
+    options = ["--tiny", "--machine", "cpu:1x2", "--strategies", "4", "--steps", "2", "--budget", "1s"]
     ran = subprocess.run(
         [sys.executable, "-m", "soapstone", "validate", "lenet", *options, "--json"],
         capture_output=True,
@@ -25,9 +25,9 @@ def test_strategies_are_run_and_compared() -> None:
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout)
     assert told["costs"] == "measured"
-    assert [each["used_for"] for each in told["strategies"]] == ["fitting", "reporting"] * 2 + ["fitting"]
+    assert [each["used_for"] for each in told["strategies"]] == ["fitting", "reporting"] * 2
     assert told["summary"]["count"] == 2
-    assert told["summary_fitted"]["count"] == 3
+    assert told["summary_fitted"]["count"] == 2
     for each in told["strategies"]:
         assert each["predicted_s"] > 0
         assert each["actual_s"] > 0

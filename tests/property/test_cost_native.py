@@ -22,7 +22,7 @@ from soapstone.tasks.flat import KINDS, FlatProblem, native_tasks
 
 
 @given(planned(most_copies=3), st.integers(0, 2**16), st.sampled_from([0.0, 0.3, 1.0]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_native_tasks_are_the_plain_ones(plan: tuple[Strategy, Machine], seed: int, share: float) -> None:
     """Measured shapes, fitted ones and kinds without a profile: every duration is the same."""
     strategy, machine = plan
@@ -80,7 +80,7 @@ def test_a_measured_shape_has_its_measured_time(plan: tuple[Strategy, Machine], 
 
 
 @given(planned())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_candidates_cover_the_search_space(plan: tuple[Strategy, Machine]) -> None:
     """Every shard that a strategy may have is among the candidates to be measured."""
     strategy, machine = plan

@@ -49,7 +49,7 @@ def detect(
         soapstone machine detect --ranks 4 -o machine.yaml
         soapstone plan lenet --machine machine.yaml
     """
-    count = ranks or _usual_ranks(device)
+    count = _usual_ranks(device) if ranks is None else ranks
     if not 1 <= count <= MOST_RANKS:
         raise typer.BadParameter(f"--ranks is from 1 to {MOST_RANKS}, not {count}.")
     if "RANK" not in os.environ and count > 1:

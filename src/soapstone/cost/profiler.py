@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from soapstone.cost.candidates import Candidate
 from soapstone.cost.profile import Measured, OpKey, Profile, Updated, key_of
-from soapstone.errors import CostError
+from soapstone.errors import CostError, SoapstoneError
 from soapstone.machine.device import KINDS
 from soapstone.ops.box import shape_of
 from soapstone.ops.definitions.dtypes import torch_dtype
@@ -122,6 +122,10 @@ def prepare(device: Device) -> None:
         mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
+_FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, SoapstoneError, TypeError, ValueError)
+"""What running an operator on made-up operands may meet: too little memory, or operands that do not fit."""
+
+
 class Profiler:
     """Measures candidates, and collects their times; what cannot be run is left out and counted."""
 
@@ -136,7 +140,7 @@ class Profiler:
         """Measure a candidate; False (and the reason in `failed`) if it cannot be run."""
         try:
             forward_s, backward_s = _Runs(candidate, self.device).measured()
-        except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, MemoryError) as error:
+        except _FAILURES as error:
             told = next(iter(str(error).splitlines()), "")
             self.failures += 1
             self.failed[candidate.node.op_name] = f"{type(error).__name__}: {told}"[:200]
@@ -148,9 +152,9 @@ class Profiler:
                 shapes.setdefault((work.operands, work.outputs), (work, []))[1].extend(batches)
         return True
 
-    def measure_updates(self, sizes: Iterable[int] = UPDATE_SIZES) -> None:
+    def measure_updates(self, sizes: Iterable[int] | None = None) -> None:
         """Measure updates of weights of some sizes (SGD with momentum, one weight among several)."""
-        for size_bytes in sizes:
+        for size_bytes in UPDATE_SIZES if sizes is None else sizes:
             with contextlib.suppress(RuntimeError, MemoryError):
                 self.updates.setdefault(size_bytes, []).extend(_update_batches(size_bytes, self.device))
 
