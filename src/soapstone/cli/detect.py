@@ -49,7 +49,9 @@ def detect(
         soapstone machine detect --ranks 4 -o machine.yaml
         soapstone plan lenet --machine machine.yaml
     """
-    count = _usual_ranks(device) if ranks is None else ranks
+    from soapstone.runtime.detecting import backend_name, measured_kind, measured_messages, usual_ranks
+
+    count = usual_ranks(device) if ranks is None else ranks
     if not 1 <= count <= MOST_RANKS:
         raise typer.BadParameter(f"--ranks is from 1 to {MOST_RANKS}, not {count}.")
     if "RANK" not in os.environ and count > 1:
@@ -62,35 +64,19 @@ def detect(
             raise typer.Exit(code)
         return
     with as_rank(device) as wire:
-        from soapstone.runtime.detecting import measured_kind, measured_messages
-
         kind = measured_kind(wire)
         messages = measured_messages(wire) if wire.size > 1 else []
         if wire.rank:
             return
         fit = fitted(messages, wire.size) if messages else None
         machine = local_machine(name, kind, wire.size, fit)
-        backend = _backend() if wire.size > 1 else None
+        backend = backend_name() if wire.size > 1 else None
     if output is not None:
         write_machine(machine, output)
     if as_json:
         print_json(_document(machine, fit, messages, backend))
     else:
         _print(machine, fit, messages, backend, output)
-
-
-def _usual_ranks(device: str) -> int:
-    if device == "cuda":
-        import torch
-
-        return max(1, torch.cuda.device_count())
-    return min(8, os.cpu_count() or 1)
-
-
-def _backend() -> str:
-    import torch.distributed as dist
-
-    return str(dist.get_backend())
 
 
 def _document(

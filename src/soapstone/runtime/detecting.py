@@ -35,6 +35,16 @@ PRODUCT = 768
 STREAM_BYTES = 64 * 2**20
 
 
+def usual_ranks(device: str) -> int:
+    """How many ranks this computer would train with: one for each GPU, or one for each of up to 8 cores."""
+    return max(1, torch.cuda.device_count()) if device == "cuda" else min(8, os.cpu_count() or 1)
+
+
+def backend_name() -> str:
+    """What carries messages between the ranks."""
+    return str(dist.get_backend())
+
+
 def measured_messages(wire: Wire) -> list[Message]:
     """Messages of all kinds and sizes; the same list on every rank is rank 0's."""
     wire.prepare([tuple(range(wire.size))])
