@@ -19,7 +19,10 @@ Examples:
     soapstone models                      the models that are built in
     soapstone graph lenet --tiny          what was captured of one of them
     soapstone machine show p100:4x4       a cluster: devices, links, routes
+    soapstone machine detect              this computer: what its ranks compute and send
+    soapstone profile lenet               measure a model's operators on this computer
     soapstone simulate plan.json          one training iteration: time, traffic, memory
+    soapstone validate lenet --machine M  predictions held against real runs
     soapstone train plan.json             train it, one process for each device
 """
 

@@ -191,10 +191,12 @@ def _measured(request: _Request, cache: Cache, wire: Wire) -> _Report:
             show(done, what)
             keep()
 
-        done = measured_at_once(profiler, spread_out(missing), wire, request.budget_s, told)
-    fresh = profiler.profile
-    if fresh.count and wire.rank == 0:
-        cache.add(fresh)
+        try:
+            done = measured_at_once(profiler, spread_out(missing), wire, request.budget_s, told)
+        finally:  # Ctrl-C and failures keep what there is
+            fresh = profiler.profile
+            if fresh.count and wire.rank == 0:
+                cache.add(fresh)
     whole = known.merged(fresh) if fresh.count else known
     document = {
         "device": device.kind,

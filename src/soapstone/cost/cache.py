@@ -168,19 +168,29 @@ class Cache:
     def _checked(self) -> sqlite3.Connection:
         """A connection to a cache that is ours and sound; what is not is set aside first."""
         for _ in range(2):
+            file = self._file()
             database = sqlite3.connect(self.path, timeout=BUSY_S)
             try:
                 reason = _objection(database)
                 if reason is None:
-                    return _with_schema(database)
+                    return database if _is_ours(database) else _with_schema(database)
             except sqlite3.DatabaseError as error:
                 if isinstance(error, sqlite3.OperationalError):
                     database.close()
                     raise
                 reason = str(error)
             database.close()
-            self._set_aside(reason)
+            if file is not None and file == self._file():  # else another process has set it aside already
+                self._set_aside(reason)
         raise CostError(f"{self.path}: the cache of costs is damaged again and again; set SOAPSTONE_CACHE.")
+
+    def _file(self) -> tuple[int, int] | None:
+        """Which file is there now, whatever its name was before."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
 
     def _set_aside(self, reason: str) -> None:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
@@ -206,6 +216,11 @@ def _objection(database: sqlite3.Connection) -> str | None:
         return f"version {version} where this Soapstone has {VERSION}"
     (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
     return None if found == "ok" else str(found)
+
+
+def _is_ours(database: sqlite3.Connection) -> bool:
+    (marked,) = database.execute("PRAGMA application_id").fetchone()
+    return bool(marked == APPLICATION_ID)
 
 
 def _with_schema(database: sqlite3.Connection) -> sqlite3.Connection:

@@ -144,7 +144,7 @@ class Profiler:
             told = next(iter(str(error).splitlines()), "")
             self.failures += 1
             self.failed[candidate.node.op_name] = f"{type(error).__name__}: {told}"[:200]
-            self._recover()
+            self._recover(candidate.node.op_name)
             return False
         for work, batches in ((candidate.forward, forward_s), (candidate.backward, backward_s)):
             if work is not None and batches:
@@ -171,13 +171,20 @@ class Profiler:
         updates = tuple(Updated(size, *_told(found)) for size, found in self.updates.items() if found)
         return Profile(self.device.kind, self.device.software, times, updates)
 
-    def _recover(self) -> None:
-        if self.device.is_cuda:
-            import torch
+    def _recover(self, op_name: str) -> None:
+        """Give memory back; a GPU that an operator has brought down cannot be measured any further."""
+        if not self.device.is_cuda:
+            return
+        import torch
 
-            with contextlib.suppress(RuntimeError):
-                torch.cuda.synchronize()
-                torch.cuda.empty_cache()
+        try:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            raise CostError(
+                f"the GPU stopped working at operator '{op_name}' ({self.failed[op_name]}); what was measured"
+                " before is in the cache"
+            ) from None
 
 
 def _told(batches: Sequence[float]) -> tuple[float, float]:
