@@ -17,7 +17,7 @@ from soapstone.runtime.listing import is_one_sum
 from soapstone.runtime.order import execution_order
 from soapstone.sim.reference import Timeline
 from soapstone.tasks.placed import UPDATE, WEIGHT
-from soapstone.tasks.task import Buffer, BufferKind, Key, TaskGraph, TaskKind
+from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, TaskGraph, TaskKind
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def as_run(graph: Graph, tasks: TaskGraph, timeline: Timeline) -> AsRun:
             after |= {led_by[key] for key in task.after if key in led_by}
         duration_s = 0.0 if task.key in led_by else task.duration_s
         changed.append(replace(task, after=tuple(sorted(after)), duration_s=duration_s))
-    buffers = (*_kept_to_the_end(tasks), *_copies(tasks, buckets))
+    buffers = (*_kept_to_the_end(tasks), *_copies(tasks, buckets), *_sent(tasks))
     return AsRun(replace(tasks, tasks=tuple(changed), buffers=buffers), led_by)
 
 
@@ -78,6 +78,19 @@ def _copies(tasks: TaskGraph, buckets: Sequence[Sequence[Key]]) -> Iterator[Buff
             for device in moves[0].devices:
                 made_by = ((*bucket[-1], 0),)
                 yield Buffer(BufferKind.WEIGHT_GRADIENT, device, size_bytes, made_by, updates[device])
+
+
+def _sent(tasks: TaskGraph) -> Iterator[Buffer]:
+    """What each device has sent: a message is let go of when all are known to have arrived."""
+    last = {task.resource: task.key for task in tasks.tasks if task.kind in COMPUTE_KINDS}
+    for task in tasks.tasks:
+        if task.kind in COMPUTE_KINDS or task.key[2] == WEIGHT:
+            continue
+        move = tasks.exchanges[task.key[:-2]].moves[task.key[-2]]
+        sender = move.devices[task.key[-1]]
+        end = last.get(tasks.resources[sender])
+        if end is not None:
+            yield Buffer(BufferKind.SENT, sender, task.size_bytes, (task.key,), (end,))
 
 
 def _size_bytes(tasks: TaskGraph, move: Key) -> int:

@@ -25,7 +25,7 @@ PRIOR = 0.02
 """[choice] What a factor of e away from one costs, as much as a mean error of 14 %: factors that explain
 nothing stay one."""
 
-MOST = 8.0
+MOST = 32.0
 """[choice] No factor goes further from one than this."""
 
 
