@@ -38,6 +38,13 @@ class Access:
     shape: list[int]
     axes: list[Axis]
 
+class TimeCurve:
+    base_s: float
+    s_per_flop: float
+    s_per_byte: float
+    shapes: list[list[int]]
+    seconds: list[float]
+
 class NodeData:
     sizes: list[int]
     is_splittable: list[bool]
@@ -49,6 +56,8 @@ class NodeData:
     carried: int
     flops: float
     flops_per_s: list[float]
+    forward_curve: list[int]
+    backward_curve: list[int]
     operands: list[Access]
     outputs: list[Access]
     has_backward: bool
@@ -89,6 +98,7 @@ class Problem:
         blocks: list[BlockData],
         values: list[ValueData],
         weights: list[WeightData],
+        curves: list[TimeCurve] = [],
     ) -> None: ...
 
 class PlannedTasks:

@@ -36,6 +36,10 @@ class SearchError(SoapstoneError):
     """A search does not exist, or has nothing to decide."""
 
 
+class CostError(SoapstoneError):
+    """Measured costs are damaged, foreign, missing, or cannot be measured or kept."""
+
+
 class PlanError(SoapstoneError):
     """A plan, or a file of one, is damaged, foreign or cannot be written."""
 

@@ -30,6 +30,7 @@ from soapstone._core import (
     PlannedTasks,
     Problem,
     Proposals,
+    TimeCurve,
     ValueData,
     WeightData,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "PlannedTasks",
     "Problem",
     "Proposals",
+    "TimeCurve",
     "ValueData",
     "WeightData",
     "grid_overlaps",

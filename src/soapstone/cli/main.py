@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from soapstone import __version__
-from soapstone.cli import compare, graph, machines, models, plan, simulate, train
+from soapstone.cli import compare, detect, graph, machines, models, plan, profile, simulate, train, validate
 from soapstone.cli.outcome import exit_code
 
 DESCRIPTION = """
@@ -19,9 +19,12 @@ Examples:
     soapstone models                      the models that are built in
     soapstone graph lenet --tiny          what was captured of one of them
     soapstone machine show p100:4x4       a cluster: devices, links, routes
+    soapstone machine detect              this computer: what its ranks compute and send
+    soapstone profile lenet               measure a model's operators on this computer
     soapstone plan nmt --machine k80:4x4  the fastest way to split it that a search finds
     soapstone compare nmt --machine k80   every baseline beside what is found
     soapstone simulate plan.json          one training iteration: time, traffic, memory
+    soapstone validate lenet --machine M  predictions held against real runs
     soapstone train plan.json             train it, one process for each device
 """
 
@@ -32,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (models, graph, machines, plan, compare, simulate, train):
+for command in (models, graph, machines, detect, profile, plan, compare, simulate, train, validate):
     command.register(app)
 
 

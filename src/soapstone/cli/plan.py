@@ -22,6 +22,7 @@ from soapstone.cli.problem import Problem, problem
 from soapstone.cli.searching import (
     BatchOption,
     BudgetOption,
+    CostsOption,
     MachineOption,
     OptimizerOption,
     ProposalsOption,
@@ -33,7 +34,7 @@ from soapstone.cli.searching import (
     options_of,
     searched,
 )
-from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cli.simulate import basis_text
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plan import Plan, write_plan
 from soapstone.report.decisions import Row, foremost, rows
@@ -69,6 +70,7 @@ def plan(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
     batch: BatchOption = None,
     optimizer: OptimizerOption = "momentum",
     slack: SlackOption = 0.0,
+    costs: CostsOption = "auto",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
     every_layer: Annotated[
         bool, typer.Option("--all", help="Print every decision, however many there are.")
@@ -88,10 +90,10 @@ def plan(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
     if output is not None:
         check_place(output)
     options = options_of(search, budget, proposals, seed, threads, optimizer, slack)
-    given = problem(model, machine, tiny=tiny, batch=batch)
+    given = problem(model, machine, tiny=tiny, batch=batch, costs=costs)
     report = searched(given, options)
     with progress(f"simulating {given.graph.name}"):
-        outcome = settled(report, given.machine, given.model, options)
+        outcome = settled(report, given.machine, given.costs, given.model, options)
         if output is not None:
             write_plan(outcome.plan, output)
         rivals, too_large = _rivals(given, options)
@@ -142,13 +144,13 @@ def speedup(own: Figures, other: Figures) -> float:
 
 
 def _own_figures(found: Plan) -> Figures:
-    tasks = native_tasks(found.strategy, found.machine, AnalyticCosts())
+    tasks = native_tasks(found.strategy, found.machine, found.cost_model)
     return figures(tasks, len(found.machine.devices))
 
 
 def _rivals(given: Problem, options: Options) -> tuple[dict[str, Figures], frozenset[str]]:
     """Figures of data parallelism and of the experts' strategies, and those that need too much memory."""
-    graph, machine, costs = given.graph, given.machine, AnalyticCosts()
+    graph, machine, costs = given.graph, given.machine, given.costs
     names = [each.name for each in applicable(graph, machine) if each.name in ("data_parallel", *EXPERTS)]
     strategies = {name: baseline(name, graph, machine, costs, options.seed) for name in names}
     scorer, numbers = Scorer(graph, machine, costs), 1 + STATES_PER_WEIGHT[options.optimizer]
@@ -250,7 +252,7 @@ def _print_verdict(screen: Console, found: _Found) -> None:
     for name in filter(None, ("data_parallel", found.expert)):
         screen.print(Text(_compared(found, name)))
     screen.print(_memory(found))
-    screen.print(Text(f"compute times are {plan.costs}: none was measured on a device"))
+    screen.print(Text(f"compute times: {basis_text(plan)}"))
 
 
 def _compared(found: _Found, name: str) -> str:

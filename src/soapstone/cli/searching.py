@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from soapstone.cli.output import progress
-from soapstone.cli.problem import Problem
-from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cli.problem import COSTS_HELP, Problem
 from soapstone.errors import PlanError
 from soapstone.machine.checks import did_you_mean
 from soapstone.machine.units import Quantity
@@ -63,6 +62,7 @@ BatchOption = Annotated[
 OptimizerOption = Annotated[
     str, typer.Option("--optimizer", help=f"{', '.join(STATES_PER_WEIGHT)}: what it remembers takes memory.")
 ]
+CostsOption = Annotated[str, typer.Option("--costs", help=COSTS_HELP)]
 SlackOption = Annotated[
     float,
     typer.Option(
@@ -113,7 +113,7 @@ def searched(problem: Problem, options: Options) -> SearchReport:
         def shown(part: float, note: str) -> None:
             show(part, "" if note.startswith("inf") else f"best {note}")
 
-        report = find(problem.graph, problem.machine, AnalyticCosts(), options, shown)
+        report = find(problem.graph, problem.machine, problem.costs, options, shown)
     if report.stop is StopReason.INTERRUPTED:
         print("soapstone: note: the search was interrupted; this is the best so far", file=sys.stderr)
     return report

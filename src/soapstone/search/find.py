@@ -17,7 +17,7 @@ from soapstone.errors import SearchError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.machine.checks import did_you_mean
-from soapstone.plan import Plan, Simulation, simulation
+from soapstone.plan import Plan, Simulation, planned, simulation
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.exact import exact_search, lower_bound
 from soapstone.search.mcmc import RULES, Budget, mcmc
@@ -143,26 +143,32 @@ class Settled:
     instead: str | None = None
 
 
-def settled(report: SearchReport, machine: Machine, model: str, options: Options) -> Settled:
+def settled(
+    report: SearchReport, machine: Machine, costs: AnalyticCosts, model: str, options: Options
+) -> Settled:
     """The plan that a search leads to. One that does not fit is never preferred to one that does."""
-    simulated = simulation(report.strategy, machine, optimizer=options.optimizer)
+    simulated = simulation(report.strategy, machine, costs, options.optimizer)
     fits = simulated.prediction.fits(machine)
     chosen, instead = report.strategy, None
     if not fits:
-        for name, strategy in _fastest_first(report.strategy.graph, machine, options.seed):
-            other = simulation(strategy, machine, optimizer=options.optimizer)
+        for name, strategy in _fastest_first(report.strategy.graph, machine, costs, options.seed):
+            other = simulation(strategy, machine, costs, options.optimizer)
             if other.prediction.fits(machine):
                 simulated, chosen, instead, fits = other, strategy, name, True
                 break
     taken = replace(report, strategy=chosen, makespan_s=simulated.timeline.makespan_s, fits=fits)
     document = {**taken.document(), "instead": instead}
-    plan = Plan(chosen, machine, simulated.prediction, model, optimizer=options.optimizer, search=document)
+    plan = planned(
+        chosen, machine, simulated, costs, model=model, optimizer=options.optimizer, search=document
+    )
     return Settled(plan, simulated, instead)
 
 
-def _fastest_first(graph: Graph, machine: Machine, seed: int) -> Iterator[tuple[str, Strategy]]:
+def _fastest_first(
+    graph: Graph, machine: Machine, costs: AnalyticCosts, seed: int
+) -> Iterator[tuple[str, Strategy]]:
     """The baselines to fall back on, the fastest first."""
-    costs, names = AnalyticCosts(), {each.name for each in applicable(graph, machine)}
+    names = {each.name for each in applicable(graph, machine)}
     found = {name: baseline(name, graph, machine, costs, seed) for name in RESORTS if name in names}
 
     def seconds(item: tuple[str, Strategy]) -> float:
