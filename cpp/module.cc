@@ -83,4 +83,5 @@ NB_MODULE(_core, module) {
   module.def("grid_overlaps", &soapstone::BoundGridOverlaps, nb::arg("sizes"), nb::arg("degrees"),
              nb::arg("read").noconvert());
   soapstone::BindTasks(module);
+  soapstone::BindSubst(module);
 }

@@ -29,6 +29,7 @@ from soapstone._core import (
     PlannedTasks,
     Problem,
     Proposals,
+    TermBank,
     ValueData,
     WeightData,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "PlannedTasks",
     "Problem",
     "Proposals",
+    "TermBank",
     "ValueData",
     "WeightData",
     "grid_overlaps",
