@@ -27,10 +27,9 @@ class TermBank {
   std::int32_t AddProgram(Program program);
 
   // An operator that takes values of the types `operands` and leaves one of each of the types `outputs`, by
-  // the programs named beside them. `weight` is how many nodes it counts as; an operator that `commutes`
-  // (two operands) is built in one order only.
+  // the programs named beside them. An operator that `commutes` (two operands) is built in one order only.
   //
-  // REQUIRES: one program for each output; no more than 255 operators of a name are needed to tell them apart.
+  // REQUIRES: one program for each output.
   std::int32_t AddOperator(std::vector<std::int32_t> operands, std::vector<std::int32_t> outputs,
                            std::vector<std::int32_t> programs, bool commutes);
 
@@ -38,7 +37,9 @@ class TermBank {
   // those that graphs are made of, the others exist for questions.
   std::int32_t AddVariable(std::int32_t type, std::int64_t size, bool enumerated);
 
-  // The first output of a node; the others follow it. -1 if the types do not fit.
+  // The first output of a node; the others follow it.
+  //
+  // REQUIRES: the operands have the types that the operator takes.
   std::int32_t Apply(std::int32_t op, const std::vector<std::int32_t>& operands);
 
   std::uint64_t Fingerprint(std::int32_t value) const { return values_[value].fingerprint; }
