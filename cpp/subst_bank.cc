@@ -35,9 +35,9 @@ std::int32_t TermBank::AddVariable(std::int32_t type, std::int64_t size, bool en
   const auto begin = static_cast<std::int64_t>(elements_.size());
   std::uint64_t hash = static_cast<std::uint64_t>(type);
   for (std::int64_t i = 0; i < size; ++i) {
-    // Three in four below zero, so that the largest of a few elements is not always above.
+    // Three in four below zero, so that the largest of a few elements is not always above; one always above.
     const Element magnitude = random.Next() % (kPrime / 2);
-    elements_.push_back(random.Below(4) == 0 ? magnitude : kPrime - 1 - magnitude);
+    elements_.push_back(random.Below(4) == 0 || i == value % size ? magnitude : kPrime - 1 - magnitude);
     hash = Mixed(hash, elements_.back());
   }
   std::uint64_t mask = 0;

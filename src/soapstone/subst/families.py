@@ -120,7 +120,7 @@ BATCHES = Family(
     _SIZES,
 )
 
-_IMAGE, _KERNEL = (2, 2, 4, 4), (2, 2, 3, 3)
+_IMAGE, _KERNEL = (2, 4, 4, 4), (4, 4, 3, 3)
 _ALIKE = {"ph": 1, "pw": 1}
 _WINDOW = {"kernel": 3, "stride": 1, "padding": 1}
 IMAGES = Family(
@@ -146,7 +146,7 @@ IMAGES = Family(
         cut(1),
         *parallel(0, 1),
     ),
-    frozenset({1, 2, 3, 4}),
+    frozenset({2, 3, 4, 8}),
 )
 
 FAMILIES: tuple[Family, ...] = (MATRICES, PARALLEL_MATRICES, BATCHES, IMAGES)

@@ -233,8 +233,8 @@ def _outputs(
     (count,) = parts
     if not divides(own, count):
         return Objection("there are fewer copies than parts")
-    concrete = {dim: degree for dim, degree in degrees.items() if isinstance(degree, int)}
-    objection = signature.objection(concrete)
+    cells = {dim: product((degrees.get(dim, 1), pieces.get(dim, 1))) for dim in (*degrees, *pieces)}
+    objection = signature.objection({dim: n for dim, n in cells.items() if isinstance(n, int)})
     if objection is not None:
         return Objection(objection)
     found = []

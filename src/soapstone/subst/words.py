@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from soapstone.errors import OpError, RuleError
 from soapstone.ops import Op, Shape, Signature, lookup
 from soapstone.ops.op import Attr
-from soapstone.subst.degree import Degree
+from soapstone.subst.degree import Degree, product
 from soapstone.subst.layout import Layout, Objection, output_layouts
 from soapstone.subst.term import ANY, Call, Side, Term, Var, subterms
 
@@ -119,6 +119,13 @@ class Typed:
     shape: Shape
     layout: Layout
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether an axis does not divide into as many equal parts as its layout says."""
+        axes = zip(self.shape, self.layout.degrees, self.layout.pieces, strict=True)
+        cells = [(size, product((degree, pieces))) for size, degree, pieces in axes]
+        return any(isinstance(parts, int) and size % parts for size, parts in cells)
+
 
 def typed(call: Call, args: Sequence[Typed], context: Context) -> Typed | Objection:
     """The type of a word's result, or why there is none. Operands of a word have one rank each."""
@@ -127,16 +134,17 @@ def typed(call: Call, args: Sequence[Typed], context: Context) -> Typed | Object
         signature = meant.signature
     except OpError as error:
         return Objection(str(error))
-    if len(args) > 1 and _broadcasts(signature):
+    if len(args) > 1 and broadcasts(signature):
         return Objection("an operand would be broadcast")
     layouts = [*(arg.layout for arg in args), *[None] * (len(meant.shapes) - len(args))]
     found = output_layouts(meant.op, signature, meant.attrs, layouts)
     if isinstance(found, Objection):
         return found
-    return Typed(signature.output_shapes[0], found[0])
+    kind = Typed(signature.output_shapes[0], found[0])
+    return Objection("an axis does not divide into equal parts") if kind.is_uneven else kind
 
 
-def _broadcasts(signature: Signature) -> bool:
+def broadcasts(signature: Signature) -> bool:
     """Whether an axis that `...` stands for is missing, or of size one, in some operand only."""
     return any(
         not axis.terms and size == 1
