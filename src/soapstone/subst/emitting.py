@@ -87,6 +87,8 @@ def _uses(op: Op) -> Iterator[_Use]:
         missing = len(example.operands) - len(operands)
         if len(shapes) < len(operands) or not shapes or len(shapes) > len(_NAMES):
             continue
+        if not isinstance(op.notation, str) and not all(map(_is_plain, example.attrs.values())):
+            continue
         try:
             signature = op.signature([*shapes, *[None] * missing], example.attrs)
         except OpError:
@@ -96,6 +98,13 @@ def _uses(op: Op) -> Iterator[_Use]:
             seen.add(rank)
             attrs = ANY if isinstance(op.notation, str) and op.attrs else tuple(sorted(example.attrs.items()))
             yield _Use(op, attrs, tuple(shapes), signature)
+
+
+def _is_plain(value: Attr) -> bool:
+    """Whether an attribute can be written in a rule."""
+    if isinstance(value, tuple):
+        return all(isinstance(part, int) for part in value)
+    return not isinstance(value, str) or (value.isalnum() and value != "k")
 
 
 def _parallel(word: str, arg: Term, dim: int | None = None) -> Call:

@@ -93,12 +93,23 @@ def candidates(rule: Rule) -> dict[str, list[Shape]]:
     return found
 
 
+def _as_shown(rule: Rule) -> Iterator[tuple[Shape, ...]]:
+    """The shapes of whole examples, where a rule's variables are the operands of an operator in order."""
+    ranks = [len(layout.degrees) for layout in rule.variables.values()]
+    words = {call.word for call in calls(rule.left + rule.right) if len(call.args) == len(ranks)}
+    for word in sorted(words - ABBREVIATIONS.keys()):
+        for example in lookup(word).examples:
+            shown = tuple(given.shape for given in example.operands if isinstance(given, Tensor))
+            if [len(shape) for shape in shown] == ranks:
+                yield shown
+
+
 def shapes_for(rule: Rule, degree: int = 2) -> tuple[Shapes, Context] | Objection:
     """Shapes and a context at which both sides of a rule are well formed and agree."""
     last = Objection("it has no variables")
     tries = 0
     for context in contexts(rule, degree):
-        for chosen in itertools.product(*candidates(rule).values()):
+        for chosen in itertools.chain(_as_shown(rule), itertools.product(*candidates(rule).values())):
             shapes = dict(zip(rule.variables, chosen, strict=True))
             found = types_for(rule, shapes, context)
             if not isinstance(found, Objection):
