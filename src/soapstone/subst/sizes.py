@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 
 from soapstone.ops import Shape, Signature, lookup
 from soapstone.ops.examples import Tensor
@@ -104,6 +104,7 @@ def _as_shown(rule: Rule) -> Iterator[tuple[Shape, ...]]:
                 yield shown
 
 
+@lru_cache(maxsize=8192)
 def shapes_for(rule: Rule, degree: int = 2) -> tuple[Shapes, Context] | Objection:
     """Shapes and a context at which both sides of a rule are well formed and agree."""
     last = Objection("it has no variables")
