@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from soapstone import __version__
-from soapstone.cli import graph, machines, models, simulate, train
+from soapstone.cli import graph, machines, models, rules, simulate, train
 from soapstone.cli.outcome import exit_code
 
 DESCRIPTION = """
@@ -21,6 +21,7 @@ Examples:
     soapstone machine show p100:4x4       a cluster: devices, links, routes
     soapstone simulate plan.json          one training iteration: time, traffic, memory
     soapstone train plan.json             train it, one process for each device
+    soapstone rules list                  substitutions, found and proved
 """
 
 app = typer.Typer(
@@ -30,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (models, graph, machines, simulate, train):
+for command in (models, graph, machines, simulate, train, rules):
     command.register(app)
 
 

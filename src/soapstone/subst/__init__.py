@@ -1,10 +1,10 @@
-"""Equal graphs: what they are, how they are found and proved, and how a graph is rewritten by them (Unity 3, 4).
+"""Equal graphs: how they are found and proved, and how a graph is rewritten by them (Unity 3, 4).
 
-    layout, degree, linearity, pcg      how values lie over devices, and parallel computation graphs
-    term, words, canonical, rulebook    rules, as data and as text
-    families, compiling, enumerating, generate, emitting        finding rules
-    elements, functions, axioms, proving, executing, checking, verifying, census    judging them
-    matching, applying                  using them
+layout, degree, linearity, pcg      how values lie over devices, and parallel computation graphs
+term, words, canonical, rulebook    rules, as data and as text
+families, compiling, enumerating, generate, emitting        finding rules
+elements, functions, axioms, proving, executing, checking, verifying, census    judging them
+matching, applying                  using them
 """
 
 from soapstone.subst.applying import Rewritten, rewrite, rewrites

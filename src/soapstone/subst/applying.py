@@ -1,9 +1,9 @@
 """Rewriting a graph by a rule, and what became of its parameters.
 
 The nodes of the other side are added, what was found is replaced by their outputs, and what nobody reads any
-more is removed. A rewrite is made only if the result is a graph: shapes and layouts fit and nothing depends on
-itself. Weights keep their names and sources: a rule that joins two weights computes the joined one from both in
-the graph, so training and checkpoints go on in the original parameters.
+more is removed. A rewrite is made only if the result is a graph: shapes and layouts fit and nothing depends
+on itself. Weights keep their names and sources: a rule that joins two weights computes the joined one from
+both in the graph, so training and checkpoints go on in the original parameters.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from soapstone.subst.words import Context, applied
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A rewritten graph; `parameters` has, for every name of a parameter in the original module, the weight that
-    stands for it, and `from_weights` the values that are now computed from weights alone."""
+    """A rewritten graph; `parameters` has, for every name of a parameter in the original module, the weight
+    that stands for it, and `from_weights` the values that are now computed from weights alone."""
 
     graph: Graph
     rule: Rule
@@ -74,7 +74,9 @@ def _cut_choices(graph: Graph, found: Match) -> Iterator[dict[tuple[Term, int], 
     A rule is proved for every position at which both sides agree in shape, so the first that fits will do.
     """
     wanted = list(
-        dict.fromkeys((call.args[0], dict(call.attrs)["dim"]) for call in calls(found.sides[1]) if call.word in CUTS)
+        dict.fromkeys(
+            (call.args[0], dict(call.attrs)["dim"]) for call in calls(found.sides[1]) if call.word in CUTS
+        )
     )
     known: dict[tuple[Term, int], int] = {}
     for term, name in found.values.items():
@@ -95,7 +97,9 @@ def _cut_choices(graph: Graph, found: Match) -> Iterator[dict[tuple[Term, int], 
     yield from choose(wanted, {})
 
 
-def _replaced(graph: Graph, found: Match, degree: int, cuts: Mapping[tuple[Term, int], int]) -> Rewritten | None:
+def _replaced(
+    graph: Graph, found: Match, degree: int, cuts: Mapping[tuple[Term, int], int]
+) -> Rewritten | None:
     left, right = found.sides
     context = Context(
         degree=found.symbols.get("k", degree),
@@ -106,7 +110,12 @@ def _replaced(graph: Graph, found: Match, degree: int, cuts: Mapping[tuple[Term,
     if "factor" not in found.symbols and any(call.word == "scale" for call in calls(right)):
         return None
     scope = graph.producers[found.values[left[0]]].scope
-    draft = _Draft(graph, {Var(name): found.values[Var(name)] for name in found.rule.variables if Var(name) in found.values}, context, scope)
+    draft = _Draft(
+        graph,
+        {Var(name): found.values[Var(name)] for name in found.rule.variables if Var(name) in found.values},
+        context,
+        scope,
+    )
     renamed = {}
     for old, new in zip(left, right, strict=True):
         before, after = graph.value(found.values[old]), draft.value(draft.name(new))

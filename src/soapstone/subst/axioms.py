@@ -55,6 +55,18 @@ class Axiom:
 
 def check(axiom: Axiom, context: Context, timeout_ms: int = 5_000) -> Verdict:
     """Whether an axiom holds for all elements at the shapes of its domain."""
+    attrs = tuple((word, tuple(sorted(given.items()))) for word, given in sorted(context.attrs.items()))
+    key = (axiom.left, axiom.right, tuple(axiom.domain.items()), attrs)
+    found = _CHECKED.get(key)
+    if found is None:
+        found = _CHECKED[key] = _checked(axiom, context, timeout_ms)
+    return found
+
+
+_CHECKED: dict[object, Verdict] = {}
+
+
+def _checked(axiom: Axiom, context: Context, timeout_ms: int) -> Verdict:
     values = {name: symbols(name, shape) for name, shape in axiom.domain.items()}
     try:
         left = written_out((axiom.left,), values, context)
@@ -222,12 +234,20 @@ def _pointwise(_: Deriving, function: Function) -> Iterator[Axiom]:
     point = dict.fromkeys([v.name for v in (*one, Var("w"))], (1,) * function.ranks[0])
     if len(one) == 1:
         yield Axiom(
-            f"{function.word} is idempotent", function(function(one[0])), function(one[0]), {"x": point["x"]}, "body"
+            f"{function.word} is idempotent",
+            function(function(one[0])),
+            function(one[0]),
+            {"x": point["x"]},
+            "body",
         )
     if len(one) == 2:
         x, y = one
         yield Axiom(
-            f"{function.word} commutes", function(x, y), function(y, x), {v.name: point[v.name] for v in one}, "body"
+            f"{function.word} commutes",
+            function(x, y),
+            function(y, x),
+            {v.name: point[v.name] for v in one},
+            "body",
         )
         yield Axiom(
             f"{function.word} associates",
@@ -257,11 +277,19 @@ def _transposed(given: Deriving, function: Function) -> Iterator[Axiom]:
                 if not _is_related(function, other):
                     continue
                 yield Axiom(
-                    f"{function.word} transposed is {other.word}", outer(function(*one)), other(*args), domain, "body"
+                    f"{function.word} transposed is {other.word}",
+                    outer(function(*one)),
+                    other(*args),
+                    domain,
+                    "body",
                 )
                 if not all(turned) and any(turned) and other.key != function.key:
                     yield Axiom(
-                        f"{function.word} is {other.word} transposed", function(*one), other(*args), domain, "body"
+                        f"{function.word} is {other.word} transposed",
+                        function(*one),
+                        other(*args),
+                        domain,
+                        "body",
                     )
 
 
@@ -278,8 +306,7 @@ def _is_product(function: Function) -> bool:
         op.body is not None
         and len(function.samples) == 2
         and op.reduce == "sum"
-        and {frozenset({0}), frozenset({1})}
-        <= additive_sets(op, function.signature, function.applied.attrs)
+        and {frozenset({0}), frozenset({1})} <= additive_sets(op, function.signature, function.applied.attrs)
     )
 
 
@@ -349,5 +376,3 @@ NAMED: Mapping[str, Callable[[Deriving, Function], Made]] = {
     "concat associates": _concat_associates,
     "transposed twice is as before": _transposed_twice,
 }
-
-

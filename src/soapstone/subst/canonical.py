@@ -59,7 +59,10 @@ def _writings(left: Side, right: Side) -> Iterator[tuple[str, Side, Side, dict[s
 
 def canonical(left: Side, right: Side, layouts: Mapping[str, Layout]) -> Rule:
     """The rule without a name, the larger side on the left."""
-    size = [(node_count(side), sum(len(blind(t)) for t in side), [blind(t) for t in side]) for side in (left, right)]
+    size = [
+        (node_count(side), sum(len(blind(t)) for t in side), [blind(t) for t in side])
+        for side in (left, right)
+    ]
     if size[0] < size[1]:
         left, right = right, left
     sides = [(left, right), (right, left)] if size[0] == size[1] else [(left, right)]

@@ -98,7 +98,7 @@ class _Cost:
 
 
 def changes_cost(rule: Rule) -> bool:
-    """Whether the sides differ in flops on one device, in operators that touch elements, or in data movement."""
+    """Whether the sides differ in flops per device, in operators that touch elements, or in data movement."""
     found = shapes_for(rule)
     if isinstance(found, Objection):
         return False

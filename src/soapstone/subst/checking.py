@@ -1,7 +1,7 @@
 """Rules on random tensors: both sides executed device by device, at several sizes, and compared.
 
-A proof rests on the axioms, on the layouts and on our reading of an operator's notation. This rests on none of
-them but the layouts: it runs the operators' own torch functions. What differs here is `Refuted`.
+A proof rests on the axioms, on the layouts and on our reading of an operator's notation. This rests on none
+of them but the layouts: it runs the operators' own torch functions. What differs here is `Refuted`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def differs(rule: Rule, shapes: Shapes, context: Context, seed: int) -> Refuted 
             if wrong.any():
                 index = tuple(int(i) for i in np.argwhere(wrong)[0])
                 return Refuted(
-                    f"output {number} at {list(index)} is {a[index]:.6g} on the left and {b[index]:.6g} on the "
-                    f"right, with {_listed(shapes)} and seed {seed}"
+                    f"output {number} at {list(index)} is {a[index]:.6g} on the left and {b[index]:.6g} "
+                    f"on the right, with {_listed(shapes)} and seed {seed}"
                 )
     return None
 
@@ -87,10 +87,17 @@ def _random(rule: Rule, name: str, shape: Shape, rng: np.random.Generator) -> Ar
 
 
 def _described(rule: Rule, name: str, rank: int) -> Tensor | None:
-    """What the examples say of the operand that a variable is, parallel operators between them passed over."""
+    """What the examples say of the operand that a variable is; parallel operators are passed over."""
     named = {Var(name)}
     for call in calls(rule.left + rule.right):
-        if named & set(call.args) and call.word in ("partition", "combine", "replicate", "reduce", "pipeline", "batch"):
+        if named & set(call.args) and call.word in (
+            "partition",
+            "combine",
+            "replicate",
+            "reduce",
+            "pipeline",
+            "batch",
+        ):
             named.add(call)  # type: ignore[arg-type]
             continue
         if call.word in ABBREVIATIONS:
@@ -100,6 +107,10 @@ def _described(rule: Rule, name: str, rank: int) -> Tensor | None:
                 continue
             for example in lookup(call.word).examples:
                 given = example.operands[position] if position < len(example.operands) else None
-                if isinstance(given, Tensor) and len(given.shape) == rank and len(example.operands) >= len(call.args):
+                if (
+                    isinstance(given, Tensor)
+                    and len(given.shape) == rank
+                    and len(example.operands) >= len(call.args)
+                ):
                     return given
     return None

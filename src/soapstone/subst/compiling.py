@@ -1,8 +1,8 @@
 """Operators as programs of the native core: tables of positions and scalar expressions in postfix order.
 
 An operator with a body is that body, evaluated on the elements that its notation makes meet. One without, or
-whose body looks at its coordinates, is a hash: of all elements that its notation lets an element of the output
-depend on, and of the output's coordinates along the dims that must stay whole.
+whose body looks at its coordinates, is a hash: of all elements that its notation lets an element of the
+output depend on, and of the output's coordinates along the dims that must stay whole.
 """
 
 from __future__ import annotations

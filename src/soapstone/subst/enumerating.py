@@ -102,7 +102,9 @@ class Enumeration:
             )
         return found
 
-    def _add_operator(self, index: int, template: Template, numbers: tuple[int, ...], args: list[Typed]) -> None:
+    def _add_operator(
+        self, index: int, template: Template, numbers: tuple[int, ...], args: list[Typed]
+    ) -> None:
         outputs, programs = [], []
         for call in template:
             kind = typed(call, args, self.context)
@@ -174,8 +176,8 @@ class Enumeration:
     def classes(self) -> Iterator[Class]:
         """All classes of equal graphs."""
         table = self.bank.equal_graphs(self.family.most_nodes, self.family.most_outputs)
-        starts = np.flatnonzero(np.diff(table[:, 0], prepend=-1)) if len(table) else []
-        for begin, end in itertools.pairwise([*starts, len(table)]):
+        starts = np.flatnonzero(np.diff(table[:, 0], prepend=-1))
+        for begin, end in itertools.pairwise([*starts.tolist(), len(table)]):
             graphs = [
                 tuple(self.term(int(value)) for value in row[2:] if value >= 0) for row in table[begin:end]
             ]

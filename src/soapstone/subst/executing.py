@@ -148,11 +148,12 @@ def _read(value: Spread, box: Box, partial: int, copy: int) -> Array:
 
 def _computed(meant: Applied, args: Sequence[Spread], after: Typed) -> Spread:
     signature = meant.signature
-    split: dict[str, int] = {}
-    for i, arg in enumerate(args):
-        for dim, parts in zip(carriers(signature, i), _grid(arg.kind.layout), strict=True):
-            if dim is not None:
-                split[dim] = parts
+    split = {
+        dim: parts
+        for i, arg in enumerate(args)
+        for dim, parts in zip(carriers(signature, i), _grid(arg.kind.layout), strict=True)
+        if dim is not None
+    }
     shown = output_carriers(signature, 0)
     summed = [dim for dim in split if dim not in shown]
     shards = signature.shards({dim: n for dim, n in split.items() if n > 1})

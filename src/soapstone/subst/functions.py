@@ -127,8 +127,12 @@ class Function:
                 operand, at = self.places[dim][0]
                 yield size(args[operand], at)
             else:
-                given = [size(arg, i) for arg, rank in zip(args, self.ranks, strict=True) for i in range(rank)]
-                unknown = z3.Function(f"size of {self.symbol.name()} {axis}", *[z3.IntSort()] * (len(given) + 1))
+                given = [
+                    size(arg, i) for arg, rank in zip(args, self.ranks, strict=True) for i in range(rank)
+                ]
+                unknown = z3.Function(
+                    f"size of {self.symbol.name()} {axis}", *[z3.IntSort()] * (len(given) + 1)
+                )
                 yield unknown(*given)
 
     def _special_size(self, axis: int, args: Sequence[Any], cut: Any) -> Any:

@@ -254,7 +254,11 @@ def _symbolic(layout: Layout) -> Layout:
     """The layout with `k` for every degree that is not one."""
 
     def lifted(degree: Degree) -> Degree:
-        return degree if degree == 1 or not isinstance(degree, int) else Symbolic(("k",) * (degree.bit_length() - 1))
+        return (
+            degree
+            if degree == 1 or not isinstance(degree, int)
+            else Symbolic(("k",) * (degree.bit_length() - 1))
+        )
 
     return Layout(
         tuple(map(lifted, layout.degrees)),
@@ -262,5 +266,3 @@ def _symbolic(layout: Layout) -> Layout:
         lifted(layout.copies),
         tuple(map(lifted, layout.pieces)),
     )
-
-

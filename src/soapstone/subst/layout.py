@@ -49,7 +49,9 @@ class Layout:
 
     def __str__(self) -> str:
         axes = [str(degree) for degree in self.degrees]
-        axes = [f"{axis}t{piece}" if piece != 1 else axis for axis, piece in zip(axes, self.pieces, strict=True)]
+        axes = [
+            f"{axis}t{piece}" if piece != 1 else axis for axis, piece in zip(axes, self.pieces, strict=True)
+        ]
         sums = f" +{self.partials}" if self.partials != 1 else ""
         copies = f" *{self.copies}" if self.copies != 1 else ""
         return f"[{' '.join(axes)}{sums}{copies}]"
@@ -146,7 +148,9 @@ def _found_carriers(signature: Signature, access: int, is_output: bool) -> tuple
         if axis.dims in signature.factored:
             # The outermost dim that is more than one: those inside it split only after all of it.
             free = [term for term in axis.terms if signature.sizes[term[0]] > 1][:1]
-        is_plain = len(axis.terms) > 1 or (bool(free) and signature.sizes[free[0][0]] == size and not axis.const)
+        is_plain = len(axis.terms) > 1 or (
+            bool(free) and signature.sizes[free[0][0]] == size and not axis.const
+        )
         fits = len(free) == 1 and free[0][1] > 0 and axis.divisor == 1 and is_plain
         found.append(free[0][0] if fits and free[0][0] in signature.splits else None)
     return tuple(found)
@@ -217,7 +221,7 @@ def _outputs(
     if any(pieces.get(dim, 1) != 1 for dim in signature.summed_dims):
         return Objection("a summed dim cannot be cut in time")
     shared = signature.shared & (split | {dim for dim, n in pieces.items() if n != 1})
-    if shared or signature.finishing & given.keys() and split & set(signature.summed_dims):
+    if shared or (signature.finishing & given.keys() and split & set(signature.summed_dims)):
         return Objection("something that is read once, or known of all shards, would be split")
     summing = {i for i, layout in given.items() if layout.partials != 1}
     partials = given[min(summing)].partials if summing else 1
@@ -240,7 +244,10 @@ def _outputs(
     found = []
     for output in range(len(signature.outputs)):
         dims = output_carriers(signature, output)
-        if not split <= {*dims, *signature.partial_dims(output)} or split & set(signature.summed_dims) & shared:
+        if (
+            not split <= {*dims, *signature.partial_dims(output)}
+            or split & set(signature.summed_dims) & shared
+        ):
             return Objection(f"output {output} would be split along an axis that must be whole")
         summed = product(degrees[dim] for dim in split if dim not in dims)
         found.append(

@@ -22,7 +22,13 @@ _KNOWN: dict[Any, frozenset[frozenset[int]]] = {}
 def additive_sets(op: Op, signature: Signature, attrs: Attrs) -> frozenset[frozenset[int]]:
     """The sets of operands in which the operator is additive; none for one without a body."""
     present = tuple(shape is not None for shape in signature.shapes)
-    key = (op.name, op, present, tuple(sorted(attrs.items())), signature.sizes if op.body_knows_place else None)
+    key = (
+        op.name,
+        op,
+        present,
+        tuple(sorted(attrs.items())),
+        signature.sizes if op.body_knows_place else None,
+    )
     hashable = (*key[:4], tuple(key[4].items()) if key[4] is not None else None)
     found = _KNOWN.get(hashable)
     if found is None:
@@ -34,7 +40,7 @@ def _additive_sets(op: Op, signature: Signature, attrs: Attrs) -> frozenset[froz
     if op.body is None or op.reduce != "sum" or op.random:
         return frozenset()
     operands = [i for i, shape in enumerate(signature.shapes) if shape is not None]
-    points = [{dim: 0 for dim in signature.sizes}]
+    points = [dict.fromkeys(signature.sizes, 0)]
     if op.body_knows_place:
         every = itertools.product(*(range(size) for size in signature.sizes.values()))
         points = [dict(zip(signature.sizes, at, strict=True)) for at in itertools.islice(every, _MOST_POINTS)]

@@ -76,6 +76,10 @@ def _at(graph: Graph, term: Term, value: Operand, so_far: Match) -> Iterator[Mat
         if len(graph.value(value).shape) == len(so_far.rule.variables[term.name].degrees):
             yield replace(so_far, values={**so_far.values, term: value})
         return
+    yield from _call_at(graph, term, value, so_far)
+
+
+def _call_at(graph: Graph, term: Call, value: str, so_far: Match) -> Iterator[Match]:
     node = graph.producers.get(value)
     if node is None or len(node.outputs) != 1:
         return
@@ -123,9 +127,11 @@ def _plain(_: Graph, node: Node, term: Call) -> Read | None:
         asked = {**{n: v for n, v in node.op.attrs.items() if n != "degree"}, **asked}
     elif node.op.complete(asked) != given:
         return None
-    return (tuple(operands), bound) if {**node.op.attrs, **asked, **bound_degree(bound)} == node.op.complete(
-        node.attrs
-    ) else None
+    return (
+        (tuple(operands), bound)
+        if {**node.op.attrs, **asked, **bound_degree(bound)} == node.op.complete(node.attrs)
+        else None
+    )
 
 
 def bound_degree(bound: Mapping[Any, Any]) -> dict[str, Attr]:

@@ -1,8 +1,8 @@
-"""Parallel computation graphs (Unity 3): a graph with parallel operators, and how every value lies over devices.
+"""Parallel computation graphs (Unity 3): graphs with parallel operators, and the layouts of their values.
 
-A PCG is a plain `Graph` in which Partition, Combine, Replicate, Reduce, Pipeline and Batch may be nodes. Inputs,
-weights and constants lie whole on one device; every other layout follows, node by node. The parallel operators
-are the identity on values, so a PCG computes what the graph without them computes.
+A PCG is a plain `Graph` in which Partition, Combine, Replicate, Reduce, Pipeline and Batch may be nodes.
+Inputs, weights and constants lie whole on one device; every other layout follows, node by node. The parallel
+operators are the identity on values, so a PCG computes what the graph without them computes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Pcg:
 def pcg(graph: Graph) -> Pcg:
     """The graph with all layouts worked out; an error names the first node that does not fit."""
     layouts = {
-        name: whole(len(value.shape)) for name, value in graph.values.items() if value.role is not Role.COMPUTED
+        name: whole(len(value.shape))
+        for name, value in graph.values.items()
+        if value.role is not Role.COMPUTED
     }
     for node in graph.nodes:
         given = [layouts[operand] if isinstance(operand, str) else None for operand in node.operands]
@@ -46,9 +48,8 @@ def pcg(graph: Graph) -> Pcg:
             raise GraphError(f"node '{node.name}' ({node.op_name}) of graph '{graph.name}': {found.reason}")
         for name, layout in zip(node.outputs, found, strict=True):
             if Typed(graph.value(name).shape, layout).is_uneven:
-                raise GraphError(
-                    f"value '{name}' of shape {list(graph.value(name).shape)} does not divide into the parts {layout}"
-                )
+                shape = list(graph.value(name).shape)
+                raise GraphError(f"value '{name}' of shape {shape} does not divide into the parts {layout}")
             layouts[name] = layout
     return Pcg(graph, layouts)
 

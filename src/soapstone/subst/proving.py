@@ -6,10 +6,10 @@ A rule holds when, for any sizes at which both sides are well formed and their o
     both sides are the same value: their terms, without the parallel operators (each the identity on values),
     are equal by the axioms; or all their operators take elements one by one, and the bodies are equal.
 
-Tensors are an uninterpreted sort. Every axiom is guarded by the sizes at which it makes sense, because without
-sizes "concat associates" and "the parts of a concat are what was concatenated" contradict each other. Axioms
-are instantiated only where one of their sides occurs (triggers), and Z3 has a limit of time and of steps, so a
-proof ends: `Proved`, `Refuted` with a counterexample from `checking`, or `Unknown`.
+Tensors are an uninterpreted sort. Every axiom is guarded by the sizes at which it makes sense, because
+without sizes "concat associates" and "the parts of a concat are what was concatenated" contradict each other.
+Axioms are instantiated only where one of their sides occurs (triggers), and Z3 has a limit of time and of
+steps, so a proof ends: `Proved`, `Refuted` with a counterexample from `checking`, or `Unknown`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 
 import z3
 
-from soapstone.errors import OpError
 from soapstone.ops import Shape
 from soapstone.ops.proof import Proved, Unknown, Verdict
 from soapstone.subst.axioms import Axiom, Deriving, is_pointwise
@@ -27,8 +26,8 @@ from soapstone.subst.degree import Symbolic, as_z3
 from soapstone.subst.elements import all_equal, symbols, written_out
 from soapstone.subst.functions import CUTS, TENSOR, Function, size
 from soapstone.subst.layout import Layout, Objection, is_parallel
-from soapstone.subst.term import Call, Rule, Side, Term, Var, calls, subterms
-from soapstone.subst.words import Context, Typed, applied, types_of
+from soapstone.subst.term import Call, Rule, Side, Term, Var, calls
+from soapstone.subst.words import Context, Typed, types_of
 
 TIMEOUT_MS = 2_000
 STEPS = 20_000_000
@@ -249,7 +248,7 @@ def _mentions_all(term: Any, bound: Iterable[Any]) -> bool:
 
 def symbolic_layouts(rule: Rule) -> dict[Term, Layout] | Objection:
     """The layouts of all subterms with `k` for the degree."""
-    from soapstone.subst.sizes import shapes_for  # noqa: PLC0415
+    from soapstone.subst.sizes import shapes_for
 
     found = shapes_for(rule)
     if isinstance(found, Objection):
@@ -272,5 +271,3 @@ def _same_layout(one: Layout, two: Layout) -> Iterator[Any]:
     ]
     for a, b in pairs:
         yield as_z3(z3, a) == as_z3(z3, b)
-
-

@@ -13,8 +13,8 @@ from functools import cache, lru_cache
 
 from soapstone.ops import Shape, Signature, lookup
 from soapstone.ops.examples import Tensor
-from soapstone.subst.layout import Layout, Objection
 from soapstone.subst.degree import Degree
+from soapstone.subst.layout import Layout, Objection
 from soapstone.subst.term import ANY, Call, Rule, Term, Var, calls
 from soapstone.subst.words import ABBREVIATIONS, Context, Typed, applied, types_of
 
@@ -121,7 +121,9 @@ def shapes_for(rule: Rule, degree: int = 2) -> tuple[Shapes, Context] | Objectio
     return last
 
 
-def _linked(rule: Rule, types: Mapping[Term, Typed], context: Context) -> dict[tuple[str, int], tuple[str, int]]:
+def _linked(
+    rule: Rule, types: Mapping[Term, Typed], context: Context
+) -> dict[tuple[str, int], tuple[str, int]]:
     """Axes of variables that must measure the same, by one of each set."""
     parent: dict[tuple[object, int], tuple[object, int]] = {}
 
@@ -173,7 +175,8 @@ def varied(rule: Rule, shapes: Shapes, context: Context, seed: int) -> tuple[Sha
         sizes = {axis: rng.choice((1, 2, 3)) * degree**2 for axis in set(linked.values())}
         tried: Shapes = {
             name: tuple(
-                sizes[linked[name, axis]] if rng.random() < 0.9 else old for axis, old in enumerate(shapes[name])
+                sizes[linked[name, axis]] if rng.random() < 0.9 else old
+                for axis, old in enumerate(shapes[name])
             )
             for name in shapes
         }

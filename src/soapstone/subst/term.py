@@ -1,6 +1,6 @@
 """Terms, rules, and how they are written.
 
-    sum-of-products | x:[1 1] y:[1 1] z:[1 1] | add(matmul(x, y), matmul(x, z)) | matmul(x, add(y, z)) | proved
+    products | x:[1 1] y:[1 1] z:[1 1] | add(matmul(x, y), matmul(x, z)) | matmul(x, add(y, z)) | proved
 
 A term is a variable or a word applied to terms; most words are names of operators, `words` has the rest.
 A rule says that two graphs compute the same: its two sides are lists of terms, one for each output, in the
@@ -177,9 +177,10 @@ def _tokens(text: str) -> list[str]:
 
 
 def _term(tokens: list[str], text: str) -> Term:
-    if not tokens or not tokens[0][0].isalpha() and tokens[0][0] != "_":
+    if not tokens or (not tokens[0][0].isalpha() and tokens[0][0] != "_"):
         raise RuleError(f"a name is missing in '{text.strip()}'")
-    name, attrs = tokens.pop(0), ()
+    name = tokens.pop(0)
+    attrs: tuple[tuple[str, Attr], ...] = ()
     if tokens and tokens[0].startswith("["):
         attrs = _attrs(tokens.pop(0)[1:-1], text)
     if not tokens or tokens[0] != "(":
@@ -259,7 +260,9 @@ def parse_rule(line: str) -> tuple[Rule, str]:
     name, declared, left, right = fields[:4]
     rule = Rule(name, parse_variables(declared), parse_side(left), parse_side(right))
     if len(rule.left) != len(rule.right):
-        raise RuleError(f"rule '{name}' has {len(rule.left)} outputs on the left, {len(rule.right)} on the right")
+        raise RuleError(
+            f"rule '{name}' has {len(rule.left)} outputs on the left, {len(rule.right)} on the right"
+        )
     for used in variables_of(rule.left + rule.right):
         if used not in rule.variables:
             raise RuleError(f"rule '{name}' uses '{used}', which it does not declare")

@@ -6,20 +6,22 @@ being sound; `ops.proof` proves those from the bodies, and `unsound_split` asks 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from soapstone.errors import OpError
 from soapstone.ops import Shape
 from soapstone.ops.proof import Proved, Refuted, Unknown, Verdict, prove_split
-from soapstone.subst.axioms import Axiom
 from soapstone.subst.checking import refutation
+from soapstone.subst.families import FAMILIES
 from soapstone.subst.functions import Function
-from soapstone.subst.layout import Objection, carriers, is_parallel
+from soapstone.subst.layout import Objection, carriers, is_parallel, whole
 from soapstone.subst.proving import TIMEOUT_MS, Prover, erased, functions_in
 from soapstone.subst.sizes import shapes_for, types_for
 from soapstone.subst.term import Rule, Term, calls
-from soapstone.subst.words import Applied, Context, Typed, applied
+from soapstone.subst.words import Applied, Context, Typed, applied, typed
 
 _SMALL = 64
 """Splits are proved where an operator has at most so many points: more take long and show nothing more."""
@@ -45,50 +47,70 @@ def judge(
     rules: Iterable[Rule], timeout_ms: int = TIMEOUT_MS, progress: Callable[[int], None] | None = None
 ) -> Iterator[Judged]:
     """The verdict on each rule, in order."""
-    given = list(rules)
-    provers = _Provers(given, timeout_ms)
-    for number, rule in enumerate(given):
+    provers = _Provers(timeout_ms)
+    for number, rule in enumerate(rules):
         if progress is not None:
             progress(number)
         yield Judged(rule, provers.verdict(rule))
 
 
-class _Provers:
-    """One prover for each set of functions that rules have in common, made when first asked for."""
+@cache
+def usual_functions(ranks: frozenset[int]) -> dict[object, Function]:
+    """What a proof about values of these ranks may pass through: the operators of families with them."""
+    found: dict[object, Function] = {}
+    for family in FAMILIES:
+        shapes = list(dict.fromkeys(shape for shape, _, _ in family.variables))
+        if {len(shape) for shape in shapes} != ranks:
+            continue
+        for call in (
+            call for template in family.templates for call in template if not is_parallel(call.word)
+        ):
+            for chosen in itertools.product(shapes, repeat=len(call.args)):
+                kinds = [Typed(shape, whole(len(shape))) for shape in chosen]
+                if not isinstance(typed(call, kinds, Context()), Objection):
+                    function = Function(call.word, call.attrs, chosen, Context())
+                    found.setdefault(function.key, function)
+                    break
+    return found
 
-    def __init__(self, rules: Iterable[Rule], timeout_ms: int) -> None:
+
+class _Provers:
+    """A prover for each set of functions, made when first asked for: whether a rule is proved does not depend
+    on the rules beside it."""
+
+    def __init__(self, timeout_ms: int) -> None:
         self.timeout_ms = timeout_ms
-        self.placed: dict[int, _Placed | Objection] = {}
-        self.functions: dict[object, Function] = {}
-        self.provers: dict[frozenset[int], Prover] = {}
+        self.provers: dict[object, Prover] = {}
         self.splits: dict[object, Refuted | None] = {}
-        for rule in rules:
-            self.placed[id(rule)] = found = _placed(rule)
-            if not isinstance(found, Objection):
-                for function in functions_in(rule.left + rule.right, found.types, found.context):
-                    self.functions.setdefault(function.key, function)
 
     def verdict(self, rule: Rule) -> Verdict:
-        found = self.placed[id(rule)]
+        found = _placed(rule)
         if isinstance(found, Objection):
-            return Refuted(f"there are no sizes at which both sides are well formed and agree: {found.reason}")
+            return Refuted(
+                f"there are no sizes at which both sides are well formed and agree: {found.reason}"
+            )
         shown = refutation(rule)
         if shown is not None:
             return shown
         unsound = self._unsound_split(found)
         if unsound is not None:
             return unsound
-        return self._prover(rule).prove(rule, found.shapes, found.context)
+        return self._prover(found).prove(rule, found.shapes, found.context)
 
-    def _prover(self, rule: Rule) -> Prover:
+    def _prover(self, placed: _Placed) -> Prover:
+        rule = placed.rule
+        own: dict[object, Function] = {
+            f.key: f for f in functions_in(rule.left + rule.right, placed.types, placed.context)
+        }
+        if _skeleton(rule.left) == _skeleton(rule.right):
+            return Prover(own.values(), (), self.timeout_ms)
         ranks = frozenset(len(layout.degrees) for layout in rule.variables.values())
-        is_syntactic = _skeleton(rule.left) == _skeleton(rule.right)
-        key = frozenset({-1}) if is_syntactic else ranks
+        usual = usual_functions(ranks)
+        key = (ranks, frozenset(own.keys() - usual.keys()))
         found = self.provers.get(key)
         if found is None:
-            related = [f for f in self.functions.values() if is_syntactic or set(f.ranks) <= ranks]
-            axioms: Iterable[Axiom] | None = () if is_syntactic else None
-            found = self.provers[key] = Prover(related, axioms, self.timeout_ms)
+            functions: dict[object, Function] = {**usual, **own}
+            found = self.provers[key] = Prover(functions.values(), None, self.timeout_ms)
         return found
 
     def _unsound_split(self, placed: _Placed) -> Refuted | None:

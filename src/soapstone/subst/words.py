@@ -146,12 +146,15 @@ def typed(call: Call, args: Sequence[Typed], context: Context) -> Typed | Object
 
 def broadcasts(signature: Signature) -> bool:
     """Whether an axis that `...` stands for is missing, or of size one, in some operand only."""
-    return any(
-        not axis.terms and size == 1
-        for access, shape in zip(signature.operands, signature.shapes, strict=True)
-        if access is not None and shape
-        for axis, size in zip(access, shape, strict=True)
-    ) and max(signature.sizes.values(), default=1) > 1
+    return (
+        any(
+            not axis.terms and size == 1
+            for access, shape in zip(signature.operands, signature.shapes, strict=True)
+            if access is not None and shape
+            for axis, size in zip(access, shape, strict=True)
+        )
+        and max(signature.sizes.values(), default=1) > 1
+    )
 
 
 def types_of(side: Side, variables: Mapping[str, Typed], context: Context) -> dict[Term, Typed] | Objection:

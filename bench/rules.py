@@ -1,0 +1,112 @@
+"""How many substitutions are found and proved, how long that takes on one core, and in how much memory.
+
+Enumerates every family, emits what the operators' definitions say, runs each rule on random tensors and
+proves it; prints the counts for each family, the seconds of CPU time (all threads together) and the peak
+memory of the process. The targets are more than the 743 + 651 rules of TASO and Unity, in 3 minutes on one
+core, within 4 GiB.
+
+    python bench/rules.py
+    python bench/rules.py --json
+    python bench/rules.py -o src/soapstone/subst/shipped
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from soapstone.subst.basis import basis
+from soapstone.subst.census import Census, take_census
+from soapstone.subst.rulebook import SUFFIX, write
+from soapstone.subst.verifying import status
+
+TARGET_RULES, TARGET_S, TARGET_BYTES = 743 + 651, 180.0, 4 * 2**30
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one run gave."""
+
+    families: dict[str, dict[str, int]]
+    found: int
+    proved: int
+    refuted: int
+    unknown: int
+    cost_changing: int
+    parallel: int
+    basis: int
+    graphs: int
+    equal_pairs: int
+    cpu_s: float
+    wall_s: float
+    basis_cpu_s: float
+    peak_bytes: int
+
+
+def measured() -> tuple[Figures, Census]:
+    torch.set_num_threads(1)
+    begun, begun_cpu = time.perf_counter(), time.process_time()
+    census = take_census()
+    cpu_s, wall_s = time.process_time() - begun_cpu, time.perf_counter() - begun
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    begun_cpu = time.process_time()
+    needed = basis(census.proved())
+    basis_cpu_s = time.process_time() - begun_cpu
+    statuses = ("proved", "refuted", "unknown")
+    families = {
+        name: {"found": census.count(None, name), **{s: census.count(s, name) for s in statuses}}
+        for name in census.judged
+    }
+    figures = Figures(
+        families,
+        census.count(),
+        *(census.count(wanted) for wanted in statuses),
+        census.cost_changing,
+        sum(rule.is_parallel for rule in census.proved()),
+        len(needed),
+        census.graphs,
+        census.pairs,
+        cpu_s,
+        wall_s,
+        basis_cpu_s,
+        peak,
+    )
+    return figures, census
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, help="write the proved rules to this directory")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args()
+    figures, census = measured()
+    if options.output is not None:
+        for name, entries in census.entries().items():
+            heading = f"{name}: found by enumeration" if name != "operators" else "from operators' definitions"
+            write(options.output / f"{name}{SUFFIX}", entries, f"{heading}; every line is proved.")
+    if options.json:
+        print(json.dumps(asdict(figures), indent=2))
+        return
+    for name, counts in figures.families.items():
+        print(f"{name:20}" + "".join(f"{key} {number:6,}   " for key, number in counts.items()))
+    print(f"{figures.graphs:,} graphs, {figures.equal_pairs:,} equal pairs")
+    print(f"proved {figures.proved:,} of {figures.found:,} (target: more than {TARGET_RULES:,})")
+    print(f"refuted {figures.refuted:,}, unknown {figures.unknown:,}")
+    print(f"with parallel operators {figures.parallel:,}, cost-changing {figures.cost_changing:,}")
+    print(f"basis {figures.basis:,}, found in {figures.basis_cpu_s:.0f} s of CPU")
+    print(f"CPU {figures.cpu_s:.0f} s (target {TARGET_S:.0f}), wall {figures.wall_s:.0f} s")
+    print(f"peak {figures.peak_bytes / 2**20:.0f} MiB (target {TARGET_BYTES / 2**20:.0f})")
+    for name, rules in census.judged.items():
+        for judged in rules:
+            if status(judged.verdict) == "refuted":
+                print(f"refuted in {name}: {judged.rule}")
+
+
+if __name__ == "__main__":
+    main()
