@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from soapstone.subst.basis import basis
-from soapstone.subst.census import Census, take_census
+from soapstone.subst.census import OPERATORS, Census, take_census
 from soapstone.subst.rulebook import SUFFIX, write
 from soapstone.subst.verifying import status
 
@@ -81,15 +81,15 @@ def measured() -> tuple[Figures, Census]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description="Find and prove substitutions.")
     parser.add_argument("-o", "--output", type=Path, help="write the proved rules to this directory")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
     figures, census = measured()
     if options.output is not None:
         for name, entries in census.entries().items():
-            heading = f"{name}: found by enumeration" if name != "operators" else "from operators' definitions"
-            write(options.output / f"{name}{SUFFIX}", entries, f"{heading}; every line is proved.")
+            origin = "from operators' definitions" if name == OPERATORS else "found by enumeration"
+            write(options.output / f"{name}{SUFFIX}", entries, f"{name}: {origin}; every line is proved.")
     if options.json:
         print(json.dumps(asdict(figures), indent=2))
         return

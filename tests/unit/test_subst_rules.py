@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 
 import pytest
 
@@ -12,12 +13,17 @@ from soapstone.subst.axioms import NAMED, Axiom, check
 from soapstone.subst.checking import refutation
 from soapstone.subst.proving import Prover
 from soapstone.subst.rulebook import shipped
-from soapstone.subst.sizes import shapes_for
-from soapstone.subst.term import Rule, Var, parse_rule, parse_side
+from soapstone.subst.sizes import shapes_for, varied
+from soapstone.subst.term import Rule, parse_rule, parse_side
 from soapstone.subst.verifying import judge, usual_functions
 from soapstone.subst.words import Context
 
 RANK_2 = frozenset({2})
+
+
+@cache
+def prover(rank: int = 2) -> Prover:
+    return Prover(usual_functions(frozenset({rank})).values())
 
 
 def rule(text: str) -> Rule:
@@ -35,7 +41,8 @@ TRUE = [
     "tail[dim=1](linear(x, concat[dim=0](y, z))) | linear(x, y), linear(x, z)",
     "x:[k 1] y:[1 1] | matmul(combine[dim=0, degree=k](x), y) | "
     "combine[dim=0, degree=k](matmul(x, replicate[degree=k](y)))",
-    "x:[1 1 +k] y:[1 1] | matmul(reduce[degree=k](x), y) | reduce[degree=k](matmul(x, replicate[degree=k](y)))",
+    "x:[1 1 +k] y:[1 1] | matmul(reduce[degree=k](x), y) | "
+    "reduce[degree=k](matmul(x, replicate[degree=k](y)))",
     "x:[1 1] | softmax(x) | batch[dim=0, degree=k](softmax(pipeline[dim=0, degree=k](x)))",
     "x:[1 1] | mul(gelu(x), relu(x)) | mul(x, gelu(relu(x)))",
 ]
@@ -71,9 +78,7 @@ def test_a_planted_wrong_rule_is_refuted_with_a_reason(text: str) -> None:
 @pytest.mark.parametrize("text", WRONG)
 def test_z3_alone_proves_no_wrong_rule(text: str) -> None:
     """Were the random tensors to miss a wrong rule, the proof would still not be found."""
-    planted = rule(text)
-    prover = Prover(usual_functions(RANK_2).values())
-    assert prover.prove(planted, {}, Context()) != Proved()
+    assert prover().prove(rule(text), {}, Context()) != Proved()
 
 
 def test_a_planted_wrong_axiom_is_caught_by_its_check() -> None:
@@ -94,30 +99,29 @@ def test_a_planted_wrong_axiom_is_caught_by_its_check() -> None:
 def test_a_wrong_axiom_would_prove_a_wrong_rule() -> None:
     """The check above guards something: with the axiom let in, Z3 believes it."""
     wrong = rule("x:[1 1] y:[1 1] | matmul(x, y) | matmul(y, x)")
-    prover = Prover(usual_functions(RANK_2).values())
-    assert isinstance(prover.prove(wrong, {}, Context()), Unknown)
+    own = Prover(usual_functions(RANK_2).values(), prover().axioms)
+    assert isinstance(own.prove(wrong, {}, Context()), Unknown)
     sides = parse_side("matmul(x, y)")[0], parse_side("matmul(y, x)")[0]
-    prover.add(Axiom("planted", *sides, dict.fromkeys(("x", "y"), (2, 2)), "named"))
-    assert prover.prove(wrong, {}, Context()) == Proved()
+    own.add(Axiom("planted", *sides, dict.fromkeys(("x", "y"), (2, 2)), "named"))
+    assert own.prove(wrong, {}, Context()) == Proved()
 
 
-@pytest.mark.parametrize("rank", [2, 3, 4])
+@pytest.mark.parametrize("rank", [2, 3])
 def test_axioms_are_consistent(rank: int) -> None:
     """No contradiction follows from them at once, as it does from TASO's with concat's associativity."""
-    prover = Prover(usual_functions(frozenset({rank})).values())
     sizes = ", ".join(["1"] * rank).replace(",", "")
     absurd = rule(f"x:[{sizes}] y:[{sizes}] z:[{sizes}] | concat[dim=0](concat[dim=0](x, y), z) | x")
-    assert prover.prove(absurd, {}, Context()) != Proved()
+    assert prover(rank).prove(absurd, {}, Context()) != Proved()
     unequal = rule(f"x:[{sizes}] y:[{sizes}] | x | y")
-    assert prover.prove(unequal, {}, Context()) != Proved()
+    assert prover(rank).prove(unequal, {}, Context()) != Proved()
 
 
 def test_every_axiom_says_where_it_is_checked_and_few_are_named() -> None:
-    prover = Prover(usual_functions(RANK_2).values())
-    named = {axiom.name for axiom in prover.axioms if axiom.origin == "named"}
+    named = {axiom.name for axiom in prover().axioms if axiom.origin == "named"}
     assert named <= NAMED.keys()
-    assert all(axiom.domain for axiom in prover.axioms)
-    assert len(named) < 6 < 60 < len(prover.axioms)
+    assert all(axiom.domain for axiom in prover().axioms)
+    assert len(named) < 6
+    assert len(prover().axioms) > 60
 
 
 def test_the_verifier_stops_in_time() -> None:
@@ -125,9 +129,11 @@ def test_the_verifier_stops_in_time() -> None:
     chain = "x"
     for _ in range(12):
         chain = f"matmul({chain}, add(x, y))"
-    text = f"x:[1 1] y:[1 1] | {chain} | {chain.replace('add(x, y)', 'add(y, x)', 1).replace('matmul(x, ', 'linear(x, ', 1)}"
+    other = chain.replace("add(x, y)", "add(y, x)", 1).replace("matmul(x, ", "linear(x, ", 1)
+    text = f"x:[1 1] y:[1 1] | {chain} | {other}"
     begun = time.perf_counter()
-    found = Prover(usual_functions(RANK_2).values(), timeout_ms=200).prove(rule(text), {}, Context())
+    hurried = Prover(usual_functions(RANK_2).values(), prover().axioms, timeout_ms=200)
+    found = hurried.prove(rule(text), {}, Context())
     assert isinstance(found, Unknown)
     assert time.perf_counter() - begun < 30
 
@@ -156,7 +162,7 @@ def test_more_rules_are_shipped_than_the_paper_has() -> None:
     ],
 )
 def test_a_line_that_is_no_rule_is_refused(line: str, sentence: str) -> None:
-    with pytest.raises(RuleError, match=".*") as raised:
+    with pytest.raises(RuleError) as raised:
         parse_rule(line)
     assert sentence in str(raised.value)
 
@@ -167,7 +173,9 @@ def test_random_tensors_see_what_fingerprints_cannot() -> None:
 
 
 def test_sizes_differ_where_they_may() -> None:
-    found = shapes_for(rule("x:[1 1] y:[1 1] | matmul(x, y) | linear(x, transpose(y))"))
+    product = rule("x:[1 1] y:[1 1] | matmul(x, y) | linear(x, transpose(y))")
+    found = shapes_for(product)
     assert isinstance(found, tuple)
-    assert set(found[0]) == {"x", "y"}
-    assert Var("x") != Var("y")
+    sizes = [varied(product, *found, seed)[0] for seed in range(5)]
+    assert all(shapes["x"][1] == shapes["y"][0] for shapes in sizes)
+    assert any(shapes["x"][0] != shapes["x"][1] != shapes["y"][1] for shapes in sizes)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from soapstone.subst.canonical import blind
 from soapstone.subst.commuting import commutes
-from soapstone.subst.term import Call, Rule, Term, Var, node_count, subterms, substituted
+from soapstone.subst.term import Call, Rule, Term, Var, node_count, substituted, subterms
 
 _MOST_TERMS = 60
 _GROWTH = 1
