@@ -78,7 +78,7 @@ def test_a_planted_wrong_rule_is_refuted_with_a_reason(text: str) -> None:
 @pytest.mark.parametrize("text", WRONG)
 def test_z3_alone_proves_no_wrong_rule(text: str) -> None:
     """Were the random tensors to miss a wrong rule, the proof would still not be found."""
-    assert prover().prove(rule(text), {}, Context()) != Proved()
+    assert prover().prove(rule(text)) != Proved()
 
 
 def test_a_planted_wrong_axiom_is_caught_by_its_check() -> None:
@@ -100,10 +100,10 @@ def test_a_wrong_axiom_would_prove_a_wrong_rule() -> None:
     """The check above guards something: with the axiom let in, Z3 believes it."""
     wrong = rule("x:[1 1] y:[1 1] | matmul(x, y) | matmul(y, x)")
     own = Prover(usual_functions(RANK_2).values(), prover().axioms)
-    assert isinstance(own.prove(wrong, {}, Context()), Unknown)
+    assert isinstance(own.prove(wrong), Unknown)
     sides = parse_side("matmul(x, y)")[0], parse_side("matmul(y, x)")[0]
     own.add(Axiom("planted", *sides, dict.fromkeys(("x", "y"), (2, 2)), "named"))
-    assert own.prove(wrong, {}, Context()) == Proved()
+    assert own.prove(wrong) == Proved()
 
 
 @pytest.mark.parametrize("rank", [2, 3])
@@ -111,9 +111,9 @@ def test_axioms_are_consistent(rank: int) -> None:
     """No contradiction follows from them at once, as it does from TASO's with concat's associativity."""
     sizes = ", ".join(["1"] * rank).replace(",", "")
     absurd = rule(f"x:[{sizes}] y:[{sizes}] z:[{sizes}] | concat[dim=0](concat[dim=0](x, y), z) | x")
-    assert prover(rank).prove(absurd, {}, Context()) != Proved()
+    assert prover(rank).prove(absurd) != Proved()
     unequal = rule(f"x:[{sizes}] y:[{sizes}] | x | y")
-    assert prover(rank).prove(unequal, {}, Context()) != Proved()
+    assert prover(rank).prove(unequal) != Proved()
 
 
 def test_every_axiom_says_where_it_is_checked_and_few_are_named() -> None:
@@ -133,7 +133,7 @@ def test_the_verifier_stops_in_time() -> None:
     text = f"x:[1 1] y:[1 1] | {chain} | {other}"
     begun = time.perf_counter()
     hurried = Prover(usual_functions(RANK_2).values(), prover().axioms, timeout_ms=200)
-    found = hurried.prove(rule(text), {}, Context())
+    found = hurried.prove(rule(text))
     assert isinstance(found, Unknown)
     assert time.perf_counter() - begun < 30
 

@@ -14,9 +14,9 @@ from soapstone.ops import Shape, lookup
 from soapstone.ops.examples import Tensor
 from soapstone.ops.proof import Refuted, Unknown
 from soapstone.subst.executing import Array, executed, spread
-from soapstone.subst.layout import Objection
+from soapstone.subst.layout import Objection, is_parallel
 from soapstone.subst.sizes import Shapes, at_degree, shapes_for, types_for, varied
-from soapstone.subst.term import Rule, Var, calls
+from soapstone.subst.term import Rule, Term, Var, calls
 from soapstone.subst.words import ABBREVIATIONS, Context, Typed
 
 _TOLERANCE = 1e-8
@@ -88,17 +88,10 @@ def _random(rule: Rule, name: str, shape: Shape, rng: np.random.Generator) -> Ar
 
 def _described(rule: Rule, name: str, rank: int) -> Tensor | None:
     """What the examples say of the operand that a variable is; parallel operators are passed over."""
-    named = {Var(name)}
+    named: set[Term] = {Var(name)}
     for call in calls(rule.left + rule.right):
-        if named & set(call.args) and call.word in (
-            "partition",
-            "combine",
-            "replicate",
-            "reduce",
-            "pipeline",
-            "batch",
-        ):
-            named.add(call)  # type: ignore[arg-type]
+        if named & set(call.args) and is_parallel(call.word):
+            named.add(call)
             continue
         if call.word in ABBREVIATIONS:
             continue

@@ -19,13 +19,13 @@ from typing import Any
 
 import z3
 
-from soapstone.ops import Shape
 from soapstone.ops.proof import Proved, Unknown, Verdict
 from soapstone.subst.axioms import Axiom, Deriving, is_pointwise
 from soapstone.subst.degree import Symbolic, as_z3
 from soapstone.subst.elements import all_equal, symbols, written_out
 from soapstone.subst.functions import CUTS, TENSOR, Function, size
 from soapstone.subst.layout import Layout, Objection, is_parallel
+from soapstone.subst.sizes import shapes_for
 from soapstone.subst.term import Call, Rule, Side, Term, Var, calls
 from soapstone.subst.words import Context, Typed, types_of
 
@@ -132,9 +132,8 @@ class Prover:
         """Use one more axiom; nothing is checked here."""
         self.axioms = (*self.axioms, axiom)
 
-    def prove(self, rule: Rule, shapes: Mapping[str, Shape], context: Context) -> Verdict:
-        """Whether a rule follows from the axioms. `shapes` are some at which it is well formed."""
-        del shapes, context
+    def prove(self, rule: Rule) -> Verdict:
+        """Whether a rule follows from the axioms; never Refuted."""
         layouts = symbolic_layouts(rule)
         if isinstance(layouts, Objection):
             return Unknown(f"its layouts do not work out for every degree: {layouts.reason}")
@@ -248,8 +247,6 @@ def _mentions_all(term: Any, bound: Iterable[Any]) -> bool:
 
 def symbolic_layouts(rule: Rule) -> dict[Term, Layout] | Objection:
     """The layouts of all subterms with `k` for the degree."""
-    from soapstone.subst.sizes import shapes_for
-
     found = shapes_for(rule)
     if isinstance(found, Objection):
         return found

@@ -95,7 +95,7 @@ class _Provers:
         unsound = self._unsound_split(found)
         if unsound is not None:
             return unsound
-        return self._prover(found).prove(rule, found.shapes, found.context)
+        return self._prover(found).prove(rule)
 
     def _prover(self, placed: _Placed) -> Prover:
         rule = placed.rule
