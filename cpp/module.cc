@@ -84,4 +84,5 @@ NB_MODULE(_core, module) {
              nb::arg("read").noconvert());
   soapstone::BindTasks(module);
   soapstone::BindExact(module);
+  soapstone::BindSubst(module);
 }

@@ -51,3 +51,7 @@ class TrainingError(SoapstoneError):
 
 class CheckpointError(SoapstoneError):
     """A checkpoint is damaged, incomplete, of another model, or cannot be written."""
+
+
+class RuleError(SoapstoneError):
+    """A substitution, or a file of them, is not well formed, or cannot be applied as asked."""

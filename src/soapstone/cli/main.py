@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 
 from soapstone import __version__
-from soapstone.cli import compare, detect, graph, machines, models, plan, profile, simulate, train, validate
+from soapstone.cli import (
+    compare,
+    detect,
+    graph,
+    machines,
+    models,
+    plan,
+    profile,
+    rules,
+    simulate,
+    train,
+    validate,
+)
 from soapstone.cli.outcome import exit_code
 
 DESCRIPTION = """
@@ -26,6 +38,7 @@ Examples:
     soapstone simulate plan.json          one training iteration: time, traffic, memory
     soapstone validate lenet --machine M  predictions held against real runs
     soapstone train plan.json             train it, one process for each device
+    soapstone rules list                  substitutions, found and proved
 """
 
 app = typer.Typer(
@@ -35,7 +48,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (models, graph, machines, detect, profile, plan, compare, simulate, train, validate):
+for command in (models, graph, machines, detect, profile, plan, compare, simulate, train, validate, rules):
     command.register(app)
 
 
