@@ -249,6 +249,7 @@ class Proposals {
 
  private:
   void CheckPlaced() const {
+    if (problem_->blocks.empty()) throw std::invalid_argument("there is nothing to place");
     if (placed_.size() != problem_->blocks.size()) throw std::invalid_argument("not every block is placed");
   }
 

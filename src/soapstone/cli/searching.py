@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from fractions import Fraction
 from typing import Annotated
 
 import typer
@@ -13,25 +12,14 @@ from soapstone.cli.output import progress
 from soapstone.cli.problem import COSTS_HELP, Problem
 from soapstone.errors import PlanError
 from soapstone.machine.checks import did_you_mean
-from soapstone.machine.units import Quantity
-from soapstone.search.find import SEARCHES, Options, find, search_named
+from soapstone.search.find import SEARCHES, Options, budget_seconds, find, search_named
 from soapstone.search.mcmc import Budget
 from soapstone.search.report import SearchReport, StopReason
 from soapstone.sim.memory import STATES_PER_WEIGHT
 
 DEFAULT_BUDGET = "30s"
 
-LONGEST_S = 365 * 24 * 3600
-"""[choice] The longest budget: a year."""
-
 LARGEST_SEED = 2**32 - 1
-
-BUDGET = Quantity(
-    "a time to search",
-    "seconds, or a time such as 30s, 5m or 0.5h",
-    {"": Fraction(1), "ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)},
-    ("h", "m", "s", "ms"),
-)
 
 MachineOption = Annotated[
     str, typer.Option("--machine", help="NAME, NAME:NODESxDEVICES, or the path of a .yaml file.")
@@ -91,14 +79,11 @@ def options_of(
 
 
 def seconds_of(budget: str) -> float:
-    """The seconds that a budget such as `30s`, `5m`, `0.5h` or `90` means."""
+    """The seconds that the option means."""
     try:
-        seconds = BUDGET.exactly(budget)
+        return budget_seconds(budget)
     except ValueError as error:
         raise typer.BadParameter(f"--budget {error}.") from None
-    if not 0 < seconds <= LONGEST_S:
-        raise typer.BadParameter(f"--budget is {budget!r}; it must be above 0 and at most a year.")
-    return float(seconds)
 
 
 def _cores() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 from types import MappingProxyType
 
@@ -17,6 +18,7 @@ from soapstone.errors import SearchError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.machine.checks import did_you_mean
+from soapstone.machine.units import Quantity
 from soapstone.plan import Plan, Simulation, planned, simulation
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.exact import exact_search, lower_bound
@@ -31,6 +33,25 @@ EXPERTS = ("krizhevsky", "wu", "megatron", "dlrm_expert")
 
 RESORTS = ("data_parallel", "optcnn", *EXPERTS, "model_parallel")
 """The baselines that are tried when what was found does not fit in memory."""
+
+
+LONGEST_S = 365 * 24 * 3600
+"""[choice] The longest budget: a year."""
+
+_BUDGET = Quantity(
+    "a time to search",
+    "seconds, or a time such as 30s, 5m or 0.5h",
+    {"": Fraction(1), "ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)},
+    ("h", "m", "s", "ms"),
+)
+
+
+def budget_seconds(text: str) -> float:
+    """The seconds that `30s`, `5m`, `0.5h` or `90` means; a ValueError says what is wrong with it."""
+    seconds = _BUDGET.exactly(text)
+    if not 0 < seconds <= LONGEST_S:
+        raise ValueError(f"is {text!r}; it must be above 0 and at most a year")
+    return float(seconds)
 
 
 @dataclass(frozen=True)
