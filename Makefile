@@ -29,14 +29,11 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard cpp/*.h cpp/*
 	$(PIP) install --no-build-isolation --constraint constraints.txt --editable ".[dev,hf]"
 	@touch $@
 
-demo: $(READY) ## Capture a model, predict a training step on a cluster, train a small one; results in out/.
+demo: $(READY) ## Plan a small model for two devices, predict a step, train it on two workers; results in out/.
 	@mkdir -p out
-	$(SOAPSTONE) models
-	$(SOAPSTONE) graph lenet --tiny
-	$(SOAPSTONE) machine show p100:1x4
-	$(SOAPSTONE) simulate --model alexnet --machine p100:1x4 --strategy data_parallel -o out/plan.json --trace out/trace.json --tasks out/tasks.json
-	$(SOAPSTONE) simulate --model lenet --tiny --machine cpu:1x2 --strategy data_parallel -o out/lenet.json
-	$(SOAPSTONE) train out/lenet.json --steps 20 --checkpoint out/lenet --trace out/actual.json
+	$(SOAPSTONE) plan lenet --tiny --batch 256 --machine cpu:1x2 --budget 3s -o out/plan.json
+	$(SOAPSTONE) simulate out/plan.json --trace out/predicted.json --tasks out/tasks.json
+	$(SOAPSTONE) train out/plan.json --steps 20 --checkpoint out/checkpoint --trace out/actual.json
 
 test: $(READY) ## Run all tests.
 	$(PY) -m pytest -n $(WORKERS)

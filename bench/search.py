@@ -4,8 +4,8 @@ Sections (all, unless some are named):
 
     table5   seconds until the paper's search stops by its own rule (half of it brought nothing better), from
              random strategies: with full simulations, and with ours
-    figure6  the found plan's speedup over the better of data parallelism and the expert's strategy, and what no
-             plan can exceed: that baseline over the lower bound of all strategies
+    figure6  the found plan's speedup over the better of data parallelism and the expert's strategy, and what
+             no plan can exceed: that baseline over the lower bound of all strategies
     figure7  bytes moved by NMT on 64 K80: data parallelism, the expert's strategy, the found plan
     figure9  the found plan against ColocRL's placement on 4 K80, and against OptCNN on 16 P100
     figure11 best makespan over time, NMT on 16 P100: the paper's search with full simulations, with its delta
@@ -26,17 +26,17 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from soapstone.cost.analytic import AnalyticCosts
-from soapstone.graph import Graph, from_document, to_document
+from soapstone.graph import Graph
 from soapstone.machine import Machine, resolve
 from soapstone.native import Method
 from soapstone.search.baselines import applicable, baseline
@@ -66,14 +66,20 @@ SLOWER_GB_PER_S = (12.5, 3.125, 1.25, 0.3125)  # between nodes: 100, 25, 10 and 
 Row = dict[str, Any]
 
 
+@cache
+def captured(model: str, devices: int) -> Graph:
+    """The zoo's model with as many samples as suit the devices; captured once in each process."""
+    from soapstone.frontends.source import load
+
+    return load(model, devices=devices).captured().graph
+
+
 @dataclass(frozen=True)
 class Request:
-    """One search: a graph (as a document, for another process) on a machine."""
+    """One search: a model on a machine."""
 
     model: str
-    devices: int
     machine: str
-    document: Mapping[str, Any]
     seconds: float
     seed: int = 0
     bandwidth: float | None = None  # between nodes, where it is not the preset's
@@ -81,7 +87,7 @@ class Request:
     @property
     def graph(self) -> Graph:
         """What is searched."""
-        return from_document(dict(self.document))
+        return captured(self.model, len(resolve(self.machine).devices))
 
     def on(self) -> Machine:
         """The machine."""
@@ -99,24 +105,9 @@ class Request:
 
     def searched(self, method: str | Rules) -> SearchReport:
         """The search, on one thread."""
+        graph = self.graph
         budget = Budget(self.seconds, clock=time.process_time)
-        return mcmc(self.graph, self.on(), method=method, budget=budget, seed=self.seed, threads=1)
-
-
-class Captured:
-    """The zoo's models, each captured once for each number of devices."""
-
-    def __init__(self) -> None:
-        self.documents: dict[tuple[str, int], Mapping[str, Any]] = {}
-
-    def request(self, model: str, machine: str, seconds: float) -> Request:
-        """A search of the model with as many samples as suit the machine's devices."""
-        devices = len(resolve(machine).devices)
-        if (model, devices) not in self.documents:
-            from soapstone.frontends.source import load
-
-            self.documents[model, devices] = to_document(load(model, devices=devices).captured().graph)
-        return Request(model, devices, machine, self.documents[model, devices], seconds)
+        return mcmc(graph, self.on(), method=method, budget=budget, seed=self.seed, threads=1)
 
 
 def p100(devices: int) -> str:
@@ -206,8 +197,9 @@ def against(request: Request, name: str) -> Row:
     }
 
 
-def curve(request: Request, rules: Rules) -> Row:
+def curve(request: Request, method: str, simulation: Method = "engine", uses_threshold: bool = True) -> Row:
     """Best makespan (ms) over seconds."""
+    rules = replace(RULES[method], simulation=simulation, uses_threshold=uses_threshold)
     report = request.searched(rules)
     return {
         "curve": [[round(point.elapsed_s, 3), point.best_s * 1e3] for point in report.curve],
@@ -223,20 +215,18 @@ def curve(request: Request, rules: Rules) -> Row:
 class Section:
     """What is asked for, and where it runs."""
 
-    captured: Captured
     pool: ProcessPoolExecutor
     models: Sequence[str]
     devices: Sequence[int]
     seconds: float
     starts: int
 
-    def rows(
-        self, label: Callable[[Request], Row], work: Callable[[Request], Row], of: Iterable[Request]
-    ) -> Iterator[Row]:
+    def rows(self, work: Callable[[Request], Row], requests: Iterable[Request]) -> Iterator[Row]:
         """One row for each request, in order, as they are done."""
-        requests = list(of)
-        for request, found in zip(requests, self.pool.map(work, requests), strict=True):
-            yield {**label(request), **found}
+        asked = list(requests)
+        for request, found in zip(asked, self.pool.map(work, asked), strict=True):
+            label = {} if request.bandwidth is None else {"Gb/s": request.bandwidth * 8e-9}
+            yield {**named(request), **label, **found}
 
 
 def named(request: Request) -> Row:
@@ -246,98 +236,92 @@ def named(request: Request) -> Row:
 
 def table5(section: Section) -> Iterator[Row]:
     """Means over random starts. A search is cut when it has taken as long as was asked for."""
+    waiting = []
     for model in section.models:
         for devices in section.devices:
             paper_s = PAPER_DELTA_S[model][DEVICES.index(devices)]
-            request = section.captured.request(model, p100(devices), max(1.0, paper_s / ASKED))
+            request = Request(model, p100(devices), max(1.0, paper_s / ASKED))
             starts = [replace(request, seed=seed) for seed in range(section.starts)]
-            ours = list(section.pool.map(partial(stopped, simulation="engine", uses_threshold=True), starts))
-            full = list(section.pool.map(partial(stopped, simulation="full", uses_threshold=False), starts))
-            seconds = mean(each["seconds"] for each in ours)
-            yield {
-                **named(request),
-                "paper_delta_s": paper_s,
-                "full_s": mean(each["seconds"] for each in full),
-                "full_cut": sum(each["stop"] == "BUDGET" for each in full),
-                "ours_s": seconds,
-                "ours_cut": sum(each["stop"] == "BUDGET" for each in ours),
-                "proposals": round(mean(each["proposals"] for each in ours)),
-                "times_faster": paper_s / seconds,
-            }
+            ours = [section.pool.submit(stopped, start, "engine", True) for start in starts]
+            full = section.pool.submit(stopped, request, "full", False)
+            waiting.append((request, paper_s, ours, full))
+    for request, paper_s, ours, full in waiting:
+        found = [each.result() for each in ours]
+        seconds = mean(each["seconds"] for each in found)
+        yield {
+            **named(request),
+            "paper_delta_s": paper_s,
+            "full_s": full.result()["seconds"],
+            "full_is_cut": full.result()["stop"] == "BUDGET",
+            "ours_s": seconds,
+            "ours_cut": sum(each["stop"] == "BUDGET" for each in found),
+            "proposals": round(mean(each["proposals"] for each in found)),
+            "times_faster": paper_s / seconds,
+        }
 
 
 def figure6(section: Section) -> Iterator[Row]:
     """P100 up to 16, as the paper has them, and K80."""
     machines = [p100(n) for n in section.devices if n <= 16] + [k80(n) for n in section.devices]
-    requests = (
-        section.captured.request(model, machine, section.seconds)
-        for model in section.models
-        for machine in machines
-    )
-    return section.rows(named, speedup, requests)
+    requests = (Request(model, machine, section.seconds) for model in section.models for machine in machines)
+    return section.rows(speedup, requests)
 
 
 def figure7(section: Section) -> Iterator[Row]:
     """NMT on 64 K80."""
-    return section.rows(named, traffic, [section.captured.request("nmt", k80(64), 2 * section.seconds)])
+    return section.rows(traffic, [Request("nmt", k80(64), 2 * section.seconds)])
 
 
 def figure9(section: Section) -> Iterator[Row]:
     """ColocRL on 4 K80, OptCNN on 16 P100."""
-    on_k80 = [section.captured.request(m, k80(4), section.seconds) for m in ("inception_v3", "nmt")]
-    yield from section.rows(named, partial(against, name="colocrl"), on_k80)
-    on_p100 = [section.captured.request(m, p100(16), section.seconds) for m in section.models]
-    yield from section.rows(named, partial(against, name="optcnn"), on_p100)
+    on_k80 = [Request(model, k80(4), section.seconds) for model in ("inception_v3", "nmt")]
+    on_p100 = [Request(model, p100(16), section.seconds) for model in section.models]
+    yield from section.rows(partial(against, name="colocrl"), on_k80)
+    yield from section.rows(partial(against, name="optcnn"), on_p100)
 
 
 def figure11(section: Section) -> Iterator[Row]:
     """NMT on 16 P100."""
-    paper = replace(RULES["mcmc-paper"], starts=("data_parallel",))
-    variants = {
-        "full": replace(paper, simulation="full", uses_threshold=False),
-        "paper_delta": replace(paper, simulation="paper_delta"),
-        "ours": paper,
+    variants: dict[str, tuple[str, Method, bool]] = {
+        "mcmc-paper, full": ("mcmc-paper", "full", False),
+        "mcmc-paper, its delta": ("mcmc-paper", "paper_delta", False),
+        "mcmc-paper, ours": ("mcmc-paper", "engine", True),
+        "mcmc": ("mcmc", "engine", True),
     }
-    request = section.captured.request("nmt", p100(16), section.seconds)
-    for name, rules in variants.items():
-        yield {"search": f"mcmc-paper, {name}", **_curve_row(section, request, rules)}
-    yield {"search": "mcmc", **_curve_row(section, request, RULES["mcmc"])}
-
-
-def _curve_row(section: Section, request: Request, rules: Rules) -> Row:
-    return section.pool.submit(curve, request, rules).result()
+    request = Request("nmt", p100(16), section.seconds)
+    waiting = {name: section.pool.submit(curve, request, *how) for name, how in variants.items()}
+    for name, found in waiting.items():
+        yield {"search": name, **found.result()}
 
 
 def slower(section: Section) -> Iterator[Row]:
     """Sixteen P100, networks of 100 down to 2.5 Gb/s."""
     requests = (
-        replace(section.captured.request(model, p100(16), section.seconds), bandwidth=gb_per_s * 1e9)
+        Request(model, p100(16), section.seconds, bandwidth=gb_per_s * 1e9)
         for model in section.models
         for gb_per_s in SLOWER_GB_PER_S
     )
-    return section.rows(lambda r: {**named(r), "Gb/s": (r.bandwidth or 0) * 8e-9}, speedup, requests)
+    return section.rows(speedup, requests)
 
 
 def within5(section: Section) -> Iterator[Row]:
     """The best known is the best that any of these searches found."""
-    for model in section.models:
-        for devices in (n for n in section.devices if n in (16, 64)):
-            request = section.captured.request(model, p100(devices), section.seconds)
-            found = {
-                name: list(
-                    section.pool.map(partial(curve, rules=RULES[name]), [request, replace(request, seed=1)])
-                )
-                for name in RULES
-            }
-            best = min(each["best"] for rows in found.values() for each in rows)
-            yield {
-                **named(request),
-                "best_ms": best,
-                **{
-                    name: [_reached(each["curve"], 1.05 * best) for each in rows]
-                    for name, rows in found.items()
-                },
-            }
+    requests = [
+        Request(model, p100(devices), section.seconds)
+        for model in section.models
+        for devices in section.devices
+        if devices in (16, 64)
+    ]
+    waiting = [(r, {name: section.pool.submit(curve, r, name) for name in RULES}) for r in requests]
+    for request, searches in waiting:
+        found = {name: search.result() for name, search in searches.items()}
+        best = min(each["best"] for each in found.values())
+        yield {
+            **named(request),
+            "best_ms": best,
+            **{f"{name}_best_ms": each["best"] for name, each in found.items()},
+            **{f"{name}_s": _reached(each["curve"], 1.05 * best) for name, each in found.items()},
+        }
 
 
 def _reached(points: Sequence[Sequence[float]], wanted: float) -> float | None:
@@ -362,7 +346,7 @@ def main() -> None:
     given = parser.parse_args()
     found: dict[str, list[Row]] = {}
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
-        section = Section(Captured(), pool, given.models, given.devices, given.seconds, given.starts)
+        section = Section(pool, given.models, given.devices, given.seconds, given.starts)
         for name in given.sections or SECTIONS:
             print(f"\n{name}", flush=True)
             for row in SECTIONS[name](section):

@@ -22,7 +22,8 @@ TaskKind KindOf(Pattern pattern) {
   return TaskKind::kTransfer;
 }
 
-// Seconds of a collective on the slowest link of its ring, as cost/analytic.py has them.
+}  // namespace
+
 double CollectiveSeconds(Pattern pattern, std::int64_t piece_bytes, std::int64_t count, double bandwidth,
                          double latency) {
   const auto bytes = static_cast<double>(piece_bytes);
@@ -34,8 +35,6 @@ double CollectiveSeconds(Pattern pattern, std::int64_t piece_bytes, std::int64_t
   const double depth = 2 * std::ceil(std::log2(static_cast<double>(count)));
   return std::min(ring, depth * (bytes / bandwidth + latency));
 }
-
-}  // namespace
 
 Draft::Draft(const MachineData* machine, Batches batches)
     : machine_(*machine),

@@ -145,12 +145,25 @@ double Fraction(const NodeData& node, const Points& points) {
   return own / all;
 }
 
-// Seconds of one node's shard, as cost/work.py and cost/analytic.py have them.
-double ComputeSeconds(const MachineData& machine, const NodeData& node, const Points& points,
-                      std::int32_t kind, bool backward) {
+// Seconds by a curve, as cost/fit.py has them.
+double CurveSeconds(const TimeCurve& curve, const std::vector<std::int64_t>& shape, double flops, std::int64_t bytes) {
+  const auto found = std::lower_bound(curve.shapes.begin(), curve.shapes.end(), shape);
+  if (found != curve.shapes.end() && *found == shape) return curve.seconds[found - curve.shapes.begin()];
+  return curve.base_s + curve.s_per_flop * flops + curve.s_per_byte * static_cast<double>(bytes);
+}
+
+void AppendShape(const BoxBounds& box, std::vector<std::int64_t>* shape) {
+  shape->push_back(static_cast<std::int64_t>(box.size() / 2));
+  for (std::size_t i = 0; i < box.size(); i += 2) shape->push_back(box[i + 1] - box[i]);
+}
+
+// Seconds of one node's shard, as cost/work.py, cost/analytic.py and cost/measured.py have them.
+double ComputeSeconds(const Problem& problem, const NodeData& node, const Points& points, std::int32_t kind,
+                      bool backward) {
+  const MachineData& machine = problem.machine;
   if (backward ? !node.has_backward || node.is_free_backward : node.is_free_forward) return 0;
   std::int64_t bytes = 0;
-  for (const Access& output : node.outputs) bytes += Volume(WrittenBox(output, points)) * output.item_bytes;
+  std::vector<std::int64_t> shape;
   std::int64_t pointed_at = 1;
   for (std::size_t dim = 0; dim < node.sizes.size(); ++dim) {
     if (!node.is_gathered[dim]) pointed_at *= points[2 * dim + 1] - points[2 * dim];
@@ -159,14 +172,26 @@ double ComputeSeconds(const MachineData& machine, const NodeData& node, const Po
   for (const Access& operand : node.operands) {
     const auto box = Read(node, operand, points);
     const std::int64_t count = box ? Volume(*box) : 0;
+    if (box) {
+      AppendShape(*box, &shape);
+    } else {
+      shape.push_back(-1);
+    }
     bytes += (operand.is_gathered ? std::min(count, pointed_at) : count) * operand.item_bytes;
     if (backward && operand.wants_gradient) {
       bytes += count * operand.item_bytes;
       ++gradients;
     }
   }
+  for (const Access& output : node.outputs) {
+    const BoxBounds box = WrittenBox(output, points);
+    bytes += Volume(box) * output.item_bytes;
+    AppendShape(box, &shape);
+  }
   double flops = node.flops * Fraction(node, points);
   if (backward) flops = flops * gradients;
+  const std::vector<std::int32_t>& curves = backward ? node.backward_curve : node.forward_curve;
+  if (!curves.empty() && curves[kind] >= 0) return CurveSeconds(problem.curves[curves[kind]], shape, flops, bytes);
   const double arithmetic = flops / node.flops_per_s[kind];
   const double traffic = static_cast<double>(bytes) / machine.memory_bytes_per_s[kind];
   const int launches = backward ? std::min(gradients, kBackwardLaunches) : 1;
@@ -434,9 +459,9 @@ std::optional<Layout> MakeLayout(const Problem& problem, BoxTables* tables, std:
         for (const Part& part : segment) {
           const NodeData& node = data.nodes[part.node];
           const Points& own = points[part.node][shard];
-          layout.forward_s[at] += part.share * ComputeSeconds(problem.machine, node, own, kind, false);
+          layout.forward_s[at] += part.share * ComputeSeconds(problem, node, own, kind, false);
           if (node.has_backward) {
-            layout.backward_s[at] += part.share * ComputeSeconds(problem.machine, node, own, kind, true);
+            layout.backward_s[at] += part.share * ComputeSeconds(problem, node, own, kind, true);
           }
         }
       }

@@ -83,4 +83,6 @@ NB_MODULE(_core, module) {
   module.def("grid_overlaps", &soapstone::BoundGridOverlaps, nb::arg("sizes"), nb::arg("degrees"),
              nb::arg("read").noconvert());
   soapstone::BindTasks(module);
+  soapstone::BindExact(module);
+  soapstone::BindSubst(module);
 }

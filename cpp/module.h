@@ -10,6 +10,12 @@ namespace soapstone {
 // Adds the planning problem, its task graph and the simulator.
 void BindTasks(nanobind::module_& module);
 
+// Adds the exact search and lower bounds.
+void BindExact(nanobind::module_& module);
+
+// Adds the enumeration of equal graphs.
+void BindSubst(nanobind::module_& module);
+
 }  // namespace soapstone
 
 #endif  // SOAPSTONE_CPP_MODULE_H_

@@ -47,6 +47,22 @@ std::span<const T> View(const Input<T>& array) {
   return {array.data(), array.shape(0)};
 }
 
+// Refuses nodes whose curves are not one for each kind of device, or are not there.
+void CheckCurves(const MachineData& machine, const std::vector<BlockData>& blocks, std::size_t count) {
+  for (const BlockData& block : blocks) {
+    for (const NodeData& node : block.nodes) {
+      for (const std::vector<std::int32_t>* curves : {&node.forward_curve, &node.backward_curve}) {
+        if (!curves->empty() && curves->size() != machine.launch_s.size()) {
+          throw std::invalid_argument("a node needs a curve for each kind of device, or none");
+        }
+        for (const std::int32_t curve : *curves) {
+          if (curve >= static_cast<std::int64_t>(count)) throw std::invalid_argument("there is no such curve");
+        }
+      }
+    }
+  }
+}
+
 void CheckBlock(const Problem& problem, std::int32_t block) {
   if (block < 0 || block >= static_cast<std::int32_t>(problem.blocks.size())) {
     throw std::invalid_argument("there is no such block");
@@ -233,6 +249,7 @@ class Proposals {
 
  private:
   void CheckPlaced() const {
+    if (problem_->blocks.empty()) throw std::invalid_argument("there is nothing to place");
     if (placed_.size() != problem_->blocks.size()) throw std::invalid_argument("not every block is placed");
   }
 
@@ -300,6 +317,13 @@ void BindTasks(nb::module_& module) {
       .def_rw("item_bytes", &Access::item_bytes)
       .def_rw("shape", &Access::shape)
       .def_rw("axes", &Access::axes);
+  nb::class_<TimeCurve>(module, "TimeCurve")
+      .def(nb::init<>())
+      .def_rw("base_s", &TimeCurve::base_s)
+      .def_rw("s_per_flop", &TimeCurve::s_per_flop)
+      .def_rw("s_per_byte", &TimeCurve::s_per_byte)
+      .def_rw("shapes", &TimeCurve::shapes)
+      .def_rw("seconds", &TimeCurve::seconds);
   nb::class_<NodeData>(module, "NodeData")
       .def(nb::init<>())
       .def_rw("sizes", &NodeData::sizes)
@@ -312,6 +336,8 @@ void BindTasks(nb::module_& module) {
       .def_rw("carried", &NodeData::carried)
       .def_rw("flops", &NodeData::flops)
       .def_rw("flops_per_s", &NodeData::flops_per_s)
+      .def_rw("forward_curve", &NodeData::forward_curve)
+      .def_rw("backward_curve", &NodeData::backward_curve)
       .def_rw("operands", &NodeData::operands)
       .def_rw("outputs", &NodeData::outputs)
       .def_rw("has_backward", &NodeData::has_backward)
@@ -347,9 +373,18 @@ void BindTasks(nb::module_& module) {
   nb::class_<Problem>(module, "Problem")
       .def("__init__",
            [](Problem* self, MachineData machine, std::vector<BlockData> blocks, std::vector<ValueData> values,
-              std::vector<WeightData> weights) {
-             new (self) Problem{std::move(machine), std::move(blocks), std::move(values), std::move(weights)};
-           });
+              std::vector<WeightData> weights, std::vector<TimeCurve> curves) {
+             for (const TimeCurve& curve : curves) {
+               if (curve.shapes.size() != curve.seconds.size()) {
+                 throw std::invalid_argument("a curve needs a time for each of its shapes");
+               }
+             }
+             CheckCurves(machine, blocks, curves.size());
+             new (self) Problem{std::move(machine), std::move(blocks), std::move(values), std::move(weights),
+                                std::move(curves)};
+           },
+           nb::arg("machine"), nb::arg("blocks"), nb::arg("values"), nb::arg("weights"),
+           nb::arg("curves") = std::vector<TimeCurve>());
   nb::class_<PlannedTasks>(module, "PlannedTasks")
       .def("__init__",
            [](PlannedTasks* self, const Problem& problem) {

@@ -39,6 +39,17 @@ struct Access {
   std::vector<Axis> axes;
 };
 
+// Measured times of an operator: shapes that were measured, and a plane through them for all others. Shapes are
+// written as what a shard reads of each operand and then writes of each output: the number of axes and their
+// lengths, or -1 for an operand that it does not read. Sorted, for binary search.
+struct TimeCurve {
+  double base_s = 0;
+  double s_per_flop = 0;
+  double s_per_byte = 0;
+  std::vector<std::vector<std::int64_t>> shapes;
+  std::vector<double> seconds;
+};
+
 // One operator of a block.
 struct NodeData {
   std::vector<std::int64_t> sizes;      // of its dims
@@ -51,6 +62,8 @@ struct NodeData {
   std::int32_t carried = -1;            // the operand through which it follows; -1 for the leader
   double flops = 0;                     // of the whole node, forward
   std::vector<double> flops_per_s;      // by kind of device
+  std::vector<std::int32_t> forward_curve;   // by kind of device: of Problem::curves, or -1 for none
+  std::vector<std::int32_t> backward_curve;  // the same; both are empty where nothing was measured
   std::vector<Access> operands;
   std::vector<Access> outputs;
   bool has_backward = false;      // whether its backward pass computes anything
@@ -95,6 +108,7 @@ struct Problem {
   std::vector<BlockData> blocks;
   std::vector<ValueData> values;
   std::vector<WeightData> weights;
+  std::vector<TimeCurve> curves = {};
 };
 
 }  // namespace soapstone

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -65,12 +66,12 @@ def digits() -> tuple[Tensor, Tensor]:
     return images[order], torch.tensor(found.target)[order]
 
 
-def batches(images: Tensor, labels: Tensor, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Full batches of the training part, in another order each epoch."""
+def batches(images: Tensor, labels: Tensor, epochs: int, rows: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Full batches, in another order each epoch; of each batch the rows that a rank reads."""
     for epoch in range(epochs):
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(epoch))
         for at in range(0, len(order) - BATCH + 1, BATCH):
-            chosen = order[at : at + BATCH]
+            chosen = order[at : at + BATCH][rows]
             yield images[chosen], labels[chosen]
 
 
@@ -108,7 +109,8 @@ def main() -> None:
     trainer = soapstone.parallelize(model, plan, optimizer=optimizer, device=arguments.device)
 
     images, labels = digits()
-    losses = [trainer.step(batch) for batch in batches(images[TESTED:], labels[TESTED:], arguments.epochs)]
+    source = partial(batches, images[TESTED:], labels[TESTED:], arguments.epochs)
+    losses = [trainer.step(batch) for batch in trainer.batches(source)]
     model.load_state_dict(trainer.state_dict())
     model.eval()
     if trainer.wire.rank == 0:

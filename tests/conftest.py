@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 
@@ -16,3 +18,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test sees the costs that were measured on this computer, or adds to them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOAPSTONE_CACHE", str(tmp_path_factory.mktemp("costs")))
+        yield

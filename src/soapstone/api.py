@@ -39,6 +39,7 @@ def parallelize(  # noqa: PLR0913, one parameter for each thing a user may decid
     seed: int = 0,
     timeout_s: float = TIMEOUT_S,
     fuse: bool = True,
+    replay: bool = True,
     wire: Wire | None = None,
 ) -> Trainer:
     """A Trainer of the model under a plan, on this rank.
@@ -47,8 +48,8 @@ def parallelize(  # noqa: PLR0913, one parameter for each thing a user may decid
     what this rank needs. `optimizer` is one made for its parameters, or a function that makes one: its
     parameters become the rank's part of the weights. `loss` is what the plan's capture was told. A rank
     waits `timeout_s` for another before it gives up. `fuse=False` takes every task back by itself, for
-    traces. Under torchrun the ranks find each other by
-    themselves; `wire` is for those who have joined them already.
+    traces. `replay=False` runs every step on a lone GPU from Python, and records none. Under torchrun the
+    ranks find each other by themselves; `wire` is for those who have joined them already.
     """
     found = plan if isinstance(plan, Plan) else read_plan(Path(plan))
     prefix = INNER if isinstance(model, WithLoss) else ""
@@ -60,15 +61,11 @@ def parallelize(  # noqa: PLR0913, one parameter for each thing a user may decid
         ]
     }
     parameters = {name: tensor for name, tensor in named.items() if isinstance(tensor, nn.Parameter)}
-    state = state_of(found.graph, named, constants_of(found.graph, model, loss))
-    return Trainer(
-        found,
-        state,
-        parameters,
-        optimizer,
-        wire or joined(device, timeout_s),
-        Options(clip_norm, accumulate, seed, fuse),
-    )
+    wire = wire or joined(device, timeout_s)
+    with wire.telling():
+        state = state_of(found.graph, named, constants_of(found.graph, model, loss))
+        options = Options(clip_norm, accumulate, seed, fuse, replay)
+        return Trainer(found, state, parameters, optimizer, wire, options)
 
 
 def constants_of(graph: Graph, model: nn.Module, loss: str | Loss | None = None) -> Mapping[str, Tensor]:

@@ -36,6 +36,10 @@ class SearchError(SoapstoneError):
     """A search does not exist, or has nothing to decide."""
 
 
+class CostError(SoapstoneError):
+    """Measured costs are damaged, foreign, missing, or cannot be measured or kept."""
+
+
 class PlanError(SoapstoneError):
     """A plan, or a file of one, is damaged, foreign or cannot be written."""
 
@@ -47,3 +51,7 @@ class TrainingError(SoapstoneError):
 
 class CheckpointError(SoapstoneError):
     """A checkpoint is damaged, incomplete, of another model, or cannot be written."""
+
+
+class RuleError(SoapstoneError):
+    """A substitution, or a file of them, is not well formed, or cannot be applied as asked."""

@@ -24,11 +24,14 @@ from soapstone._core import (
     Access,
     Axis,
     BlockData,
+    ExactSearch,
     MachineData,
     NodeData,
     PlannedTasks,
     Problem,
     Proposals,
+    TermBank,
+    TimeCurve,
     ValueData,
     WeightData,
 )
@@ -37,15 +40,19 @@ __all__ = [
     "Access",
     "Axis",
     "BlockData",
+    "ExactSearch",
     "MachineData",
     "Method",
     "NodeData",
     "PlannedTasks",
     "Problem",
     "Proposals",
+    "TermBank",
+    "TimeCurve",
     "ValueData",
     "WeightData",
     "grid_overlaps",
+    "lower_bound",
     "overlaps",
     "simulate",
 ]
@@ -82,6 +89,12 @@ def grid_overlaps(sizes: Sequence[int], degrees: Sequence[int], read: Boxes) -> 
     visited. What a read box covers outside the grid, such as padding, overlaps nothing.
     """
     return _core.grid_overlaps(sizes, degrees, np.ascontiguousarray(read))
+
+
+def lower_bound(problem: Problem) -> tuple[float, float]:
+    """What no strategy of a problem does better than, in seconds: all compute on all devices at once, and
+    the longest path. `cpp/lower_bound.h` says why."""
+    return _core.lower_bound(problem)
 
 
 def simulate(

@@ -19,11 +19,13 @@ from soapstone.cli.main import main
 from soapstone.cli.searching import seconds_of
 from soapstone.machine import preset, write_machine
 from soapstone.plan import read_plan
+from soapstone.search.find import SEARCHES
+from soapstone.search.report import SearchReport, StopReason
 
 LENET = ("lenet", "--tiny", "--machine", "k80:1x4")
 QUICK = ("--proposals", 40, "--threads", 1)
 PROGRAM = [sys.executable, "-m", "soapstone"]
-PATIENCE_S = 120
+PATIENCE_S = 300
 
 
 class Outcome(NamedTuple):
@@ -85,6 +87,7 @@ def test_a_plan_for_programs(soapstone: Soapstone, tmp_path: Path) -> None:
     assert set(found["baselines"]) == {"data_parallel", "krizhevsky"}
     for rival in found["baselines"].values():
         assert rival["speedup"] == rival["makespan_s"] / found["makespan_s"] >= 1
+        assert rival["seems_to_fit"] is True
     assert sum(row["blocks"] for row in found["decisions"]) == len(plan.strategy.blocks)
     assert len(found["reasons"]) == 3
     assert found["search"] == json.loads(path.read_text(encoding="utf-8"))["search"]
@@ -141,12 +144,47 @@ def test_a_plan_trains(soapstone: Soapstone, tmp_path: Path) -> None:
     assert trained["predicted_step_s"] == read_plan(path).prediction.makespan_s
 
 
+def test_slack_is_time_given_for_quieter_links(soapstone: Soapstone) -> None:
+    strict = json.loads(soapstone("plan", *LENET, *QUICK, "--json").out)
+    slack = json.loads(soapstone("plan", *LENET, *QUICK, "--slack", 0.5, "--json").out)
+    assert strict["makespan_s"] <= slack["makespan_s"] <= strict["makespan_s"] * 1.5
+    assert slack["moved_bytes"] < strict["moved_bytes"]
+
+
 def test_the_papers_search_is_another(soapstone: Soapstone) -> None:
     code, out, _ = soapstone("plan", *LENET, *QUICK, "--search", "mcmc-paper", "--json")
     assert code == 0
     search = json.loads(out)["search"]
     assert search["method"] == "mcmc-paper"
     assert {start["name"] for start in search["starts"]} == {"data_parallel", "krizhevsky", "random"}
+
+
+@pytest.mark.parametrize(
+    ("stop", "bound_share", "said"),
+    [
+        (StopReason.OPTIMAL, 1.0, "  It is proved that nothing faster exists."),
+        (StopReason.BUDGET, 0.8, "  It is at most 25.0% above the optimum (lower bound "),
+    ],
+)
+def test_another_search_joins_by_one_entry_and_its_proof_is_told(
+    soapstone: Soapstone,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: StopReason,
+    bound_share: float,
+    said: str,
+) -> None:
+    def other(*arguments: Any) -> SearchReport:
+        report = SEARCHES["mcmc"](*arguments)
+        bound_s = report.makespan_s * bound_share
+        return replace(report, method="other", stop=stop, lower_bound_s=bound_s)
+
+    monkeypatch.setattr("soapstone.search.find.SEARCHES", {"other": other})
+    code, out, err = soapstone("plan", *LENET, *QUICK, "--search", "other")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert any(line.startswith("  other, seed 0: ") and line.endswith(stop) for line in lines)
+    told = [line for line in lines if "optimum" in line or "proved" in line]
+    assert [line[: len(said)] for line in told] == [said]
 
 
 def with_memory(path: Path, memory_bytes: int) -> Path:
@@ -184,7 +222,9 @@ def test_a_plan_that_does_not_fit_says_so(soapstone: Soapstone, tmp_path: Path) 
     model, tiny, *_ = LENET
     code, out, err = soapstone("plan", model, tiny, "--machine", machine, *QUICK, "-o", path)
     assert (code, err) == (0, "")
-    assert out.splitlines()[3].startswith("DOES NOT FIT in memory: ")
+    lines = out.splitlines()
+    assert lines[1].endswith(", but more memory than there is)")  # data parallelism
+    assert lines[3].startswith("DOES NOT FIT in memory: ")
     plan = read_plan(path)
     assert not plan.prediction.fits(plan.machine)
     assert plan.search is not None
@@ -243,6 +283,8 @@ def test_budgets(budget: str, seconds: float) -> None:
         ((*LENET, "--proposals", "0"), "--proposals"),
         ((*LENET, "--threads", "0"), "--threads"),
         ((*LENET, "--seed", "-1"), "--seed"),
+        ((*LENET, "--slack", "nan"), "--slack"),
+        ((*LENET, "--slack", "-0.1"), "--slack"),
         ((*LENET, "--search", "mcmcc"), "there is no search 'mcmcc'"),
         ((*LENET, "--optimizer", "lion"), "there is no optimizer 'lion'"),
         ((*LENET, "--batch", "0"), "at least one sample"),

@@ -124,7 +124,10 @@ def test_a_recommendation(soapstone: Soapstone) -> None:
     assert found["sizes"][0]["efficiency"] == 1
 
 
-@pytest.mark.parametrize(("form", "start"), [("dot", "digraph"), ("tasks-dot", "digraph"), ("perfetto", "{")])
+@pytest.mark.parametrize(
+    ("form", "start"),
+    [("dot", "digraph"), ("tasks-dot", "digraph"), ("perfetto", "{"), ("svg", "<svg"), ("dtensor", '"""How')],
+)
 def test_exports(soapstone: Soapstone, files: Files, tmp_path: Path, form: str, start: str) -> None:
     path = tmp_path / "out"
     code, out, err = soapstone("export", files.first, "--to", form)

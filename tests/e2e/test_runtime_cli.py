@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,6 +30,14 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def one(plans: Path) -> list[float]:
+    """The losses of six steps of one process."""
+    done = ran("train", plans / "plan1.json", "--steps", 6, "--lr", 0.05, "--json")
+    losses: list[float] = json.loads(done.stdout)["losses"]
+    return losses
+
+
 def ran(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*PROGRAM, *map(str, arguments)],
@@ -40,9 +49,10 @@ def ran(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_two_ranks_train_as_one_and_go_on_from_a_checkpoint(plans: Path, tmp_path: Path) -> None:
+def test_two_ranks_train_as_one_and_go_on_from_a_checkpoint(
+    plans: Path, one: list[float], tmp_path: Path
+) -> None:
     """Single precision: sums over two shards instead of one differ in the last of 24 bits."""
-    one = json.loads(ran("train", plans / "plan1.json", "--steps", 6, "--lr", 0.05, "--json").stdout)
     options = ("--lr", 0.05, "--json", "--checkpoint", tmp_path)
     begun = ran("train", plans / "plan2.json", "--steps", 3, *options, "--trace", tmp_path / "trace.json")
     assert (begun.returncode, begun.stderr) == (0, "")
@@ -51,12 +61,54 @@ def test_two_ranks_train_as_one_and_go_on_from_a_checkpoint(plans: Path, tmp_pat
     assert (went_on.returncode, went_on.stderr) == (0, "")
     first, second = json.loads(begun.stdout), json.loads(went_on.stdout)
     assert (first["steps"], second["first_step"], second["steps"]) == (3, 4, 6)
-    assert first["losses"] + second["losses"] == pytest.approx(one["losses"], rel=1e-5)
-    assert one["losses"][-1] < one["losses"][0]
+    assert first["losses"] + second["losses"] == pytest.approx(one, rel=1e-5)
+    assert one[-1] < one[0]
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     timed = [event for event in events if event["ph"] == "X"]
     assert {event["cat"] for event in timed} == {"forward", "backward", "all_reduce", "update"}
     assert all(event["dur"] > 0 for event in timed)
+
+
+def test_a_run_goes_on_with_a_new_plan_on_fewer_and_on_more_devices(
+    plans: Path, one: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two ranks, then one, then two that torchrun starts with a plan for one: as one process."""
+    options = ("--lr", 0.05, "--json", "--checkpoint", tmp_path)
+    losses = json.loads(ran("train", plans / "plan2.json", "--steps", 2, *options).stdout)["losses"]
+    again = ("--resume", tmp_path, "--replan")
+    fewer = ["train", plans / "plan2.json", "--steps", 4, *options, *again, "--machine", "cpu:1x1"]
+    capsys.readouterr()
+    assert main([str(argument) for argument in fewer]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    found = json.loads(said.out)
+    assert (found["ranks"], found["first_step"]) == (1, 3)
+    losses += found["losses"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "soapstone", "train", plans / "plan1.json", "--steps", 6, *options, *again]
+    more = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert more.returncode == 0, more.stderr
+    found = json.loads(more.stdout)
+    assert (found["ranks"], found["first_step"]) == (2, 5)
+    assert losses + found["losses"] == pytest.approx(one, rel=1e-5)
+    kept = json.loads((tmp_path / "replanned.json").read_text())
+    assert kept["machine"]["name"] == "cpu:1x1"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--replan"], "--replan goes on from a checkpoint: say which with --resume DIR"),
+        (["--machine", "cpu:1x2"], "--machine is for --replan: a plan has its own"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    options: list[str], sentence: str, plans: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(plans / "plan2.json"), *options]) == 2
+    assert capsys.readouterr().err == f"soapstone: {sentence}\n"
 
 
 def test_torchrun_starts_the_ranks_just_as_well(plans: Path) -> None:
@@ -65,6 +117,29 @@ def test_torchrun_starts_the_ranks_just_as_well(plans: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ranks"] == 2
+
+
+def test_two_nodes_of_torchrun_train_as_one_process(plans: Path, one: list[float]) -> None:
+    """Two agents that find each other by themselves, a rank each; rank 0 speaks, on either."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "nodes"]
+    torchrun += ["--local-addr", "127.0.0.1"]
+    options = ["--steps", "3", "--lr", "0.05", "--json"]
+    command = [*torchrun, "-m", "soapstone", "train", str(plans / "plan2.json"), *options]
+    agents = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    try:
+        said = [agent.communicate(timeout=PATIENCE_S) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    (document,) = [out for out, _ in said if out]
+    assert json.loads(document)["losses"] == pytest.approx(one[:3], rel=1e-5)
 
 
 def test_a_wrong_number_of_ranks_is_refused_in_one_sentence(plans: Path) -> None:

@@ -92,8 +92,8 @@ def trained_by_ranks(  # noqa: PLR0917, a case has many parts
         train_case,
         devices,
         path,
-        _plain(named_tensors(module)),
-        _plain(captured.constants),
+        plain(named_tensors(module)),
+        plain(captured.constants),
         [_plain_batch(b) for b in batches],
         recipe,
         None if resume is None else str(resume),
@@ -105,7 +105,7 @@ def trained_by_ranks(  # noqa: PLR0917, a case has many parts
     return losses, {name: torch.from_numpy(array) for name, array in state.items()}
 
 
-def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def plain(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
 
 
@@ -129,17 +129,7 @@ def train_case(  # noqa: PLR0917, a case has many parts
     save: str | None = None,
 ) -> tuple[list[float], Any]:
     """What each rank does."""
-    plan = read_plan(Path(path))
-    tensors = {name: torch.from_numpy(array).clone() for name, array in named.items()}
-    state = state_of(plan.graph, tensors, {k: torch.from_numpy(v) for k, v in constants.items()})
-    parameters = {
-        source: nn.Parameter(tensors[source])
-        for value in plan.graph.values.values()
-        if value.role == "weight"
-        for source in value.sources[:1]
-    }
-    wire = Wire(rank, size, torch.device("cpu"), TIMEOUT_S)
-    trainer = Trainer(plan, state, parameters, recipe.optimizer_of, wire, recipe.options)
+    trainer = trainer_of(rank, size, path, named, constants, recipe)
     scheduler = _scheduler(trainer.optimizer, recipe)
     if resume is not None:
         trainer.load(resume)
@@ -153,6 +143,23 @@ def train_case(  # noqa: PLR0917, a case has many parts
         trainer.export(Path(save) / "model.safetensors")
     found = trainer.state_dict()
     return losses, {name: t.numpy() for name, t in found.items()} if rank == 0 else {}
+
+
+def trainer_of(
+    rank: int, size: int, path: str, named: Any, constants: Any, recipe: Recipe, device: str = "cpu"
+) -> Trainer:
+    """A rank's trainer."""
+    plan = read_plan(Path(path))
+    tensors = {name: torch.from_numpy(array).clone() for name, array in named.items()}
+    state = state_of(plan.graph, tensors, {k: torch.from_numpy(v) for k, v in constants.items()})
+    parameters = {
+        source: nn.Parameter(tensors[source])
+        for value in plan.graph.values.values()
+        if value.role == "weight"
+        for source in value.sources[:1]
+    }
+    wire = Wire(rank, size, torch.device(device), TIMEOUT_S)
+    return Trainer(plan, state, parameters, recipe.optimizer_of, wire, recipe.options)
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, recipe: Recipe) -> Any:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from soapstone.errors import TrainingError
+from soapstone.runtime.recording import Recorder, gathered_spans
 from soapstone.runtime.wire import Wire
 
 
@@ -39,6 +42,26 @@ def failing(rank: int, size: int) -> str:
     pending.work = _Impatient(pending.work)
     try:
         pending.wait()
+    except TrainingError as error:
+        return str(error)
+    return ""
+
+
+def left_alone(rank: int, size: int, way: str) -> str:
+    """Rank 1 goes away; rank 0 waits for it in one of the ways there are."""
+    if rank == 1:
+        return ""
+    wire = Wire(rank, size, timeout_s=2.0)
+    ways: dict[str, Callable[[], object]] = {
+        "meet": lambda: wire.meet("start of the recorded step"),
+        "record": lambda: Recorder().begin(wire),
+        "gather": lambda: gathered_spans({0: (0.0, 1.0)}, wire),
+        "agree": lambda: wire.agree("this", "plan"),
+        "group": lambda: wire.prepare([(0, 1)]),
+        "share": lambda: wire.shared(None, (2,), torch.float32, 1, "fc.weight"),
+    }
+    try:
+        ways[way]()
     except TrainingError as error:
         return str(error)
     return ""

@@ -178,3 +178,5 @@ def test_misuse_is_refused() -> None:
         native.Proposals(problem, method="guess")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no such block"):
         native.Proposals(problem).degrees(0)
+    with pytest.raises(ValueError, match="nothing to place"):
+        native.Proposals(problem).step(1, 0.0)

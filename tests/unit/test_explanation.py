@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
+from oracles.profiles import made_up_costs
 
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import PlanError
 from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import Machine, preset
-from soapstone.plan import Plan, simulation
+from soapstone.plan import Plan, planned, simulation
 from soapstone.report.difference import difference
 from soapstone.report.dot import graph_dot, quoted, tasks_dot
-from soapstone.report.explanation import block_named, explained, with_devices, with_links
+from soapstone.report.explanation import block_named, explained, parts_tried, with_devices, with_links
 from soapstone.search.baselines import data_parallel, single_device
 from soapstone.strategy.placement import Placement, placed
 from soapstone.strategy.strategy import Strategy
@@ -94,6 +97,20 @@ def test_a_choice_that_is_beaten_as_it_is_has_no_turning_points() -> None:
     assert found.is_beaten
     assert found.alternatives[0].makespan_s < found.makespan_s
     assert not found.turnings
+
+
+def test_a_plan_with_measured_costs_is_explained_with_them() -> None:
+    strategy = data_parallel(network(), MACHINE)
+    costs = made_up_costs(strategy, MACHINE, Random(0), share=1.0)
+    plan = planned(strategy, MACHINE, simulation(strategy, MACHINE, costs), costs)
+    found = explained(plan, block_named(strategy, "first"), plan.simulated().tasks)
+    assert found.makespan_s == plan.prediction.makespan_s != seconds(strategy)
+    for each in found.alternatives:
+        other = changed(strategy, "first", each.placement)
+        assert each.makespan_s == native_tasks(other, MACHINE, costs).simulated()[2]
+    assert parts_tried(plan) == ("links",)
+    assert {turning.part for turning in found.turnings} <= {"links"}
+    assert parts_tried(plan_of(strategy)) == ("links", "devices")
 
 
 def test_nodes_are_found_by_name_and_by_module() -> None:

@@ -46,7 +46,7 @@ def peak(strategy: Strategy) -> int:
 
 def test_what_fits_is_taken_as_it_was_found() -> None:
     report = report_of(single_device(network(), MACHINE))
-    outcome = settled(report, MACHINE, "net", Options())
+    outcome = settled(report, MACHINE, AnalyticCosts(), "net", Options())
     assert outcome.instead is None
     assert outcome.plan.strategy == report.strategy
     assert outcome.plan.prediction == outcome.simulation.prediction
@@ -58,7 +58,7 @@ def test_a_baseline_that_fits_takes_the_place_of_what_does_not() -> None:
     alone, shared = single_device(graph, MACHINE), data_parallel(graph, MACHINE)
     assert peak(shared) < peak(alone)
     machine = holding(peak(alone) - 1)
-    outcome = settled(report_of(alone), machine, "net", Options())
+    outcome = settled(report_of(alone), machine, AnalyticCosts(), "net", Options())
     assert outcome.instead is not None
     assert outcome.plan.prediction.fits(machine)
     assert outcome.plan.search is not None
@@ -69,7 +69,7 @@ def test_a_baseline_that_fits_takes_the_place_of_what_does_not() -> None:
 
 def test_where_nothing_fits_what_was_found_stays_and_says_so() -> None:
     report = report_of(single_device(network(), MACHINE))
-    outcome = settled(report, holding(1), "net", Options())
+    outcome = settled(report, holding(1), AnalyticCosts(), "net", Options())
     assert outcome.instead is None
     assert outcome.plan.strategy == report.strategy
     assert outcome.plan.search is not None
@@ -79,8 +79,11 @@ def test_where_nothing_fits_what_was_found_stays_and_says_so() -> None:
 def test_the_optimizer_decides_what_fits() -> None:
     strategy = single_device(network(), MACHINE)
     machine = holding(peak(strategy))  # with momentum
-    assert settled(report_of(strategy), machine, "net", Options(optimizer="momentum")).instead is None
-    outcome = settled(report_of(strategy), machine, "net", Options(optimizer="adam"))
+    assert (
+        settled(report_of(strategy), machine, AnalyticCosts(), "net", Options(optimizer="momentum")).instead
+        is None
+    )
+    outcome = settled(report_of(strategy), machine, AnalyticCosts(), "net", Options(optimizer="adam"))
     assert outcome.instead is not None
     assert outcome.plan.optimizer == "adam"
 

@@ -10,16 +10,18 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import PlanError
+from soapstone.frontends.source import load
 from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import preset
 from soapstone.ops import Kind
-from soapstone.plan import Plan, Simulation, simulation
+from soapstone.plan import Plan, Prediction, Simulation, simulation
 from soapstone.report.figures import Figures, figures
 from soapstone.report.page import Rival, page, read_actual
 from soapstone.report.page.actual import actual_from
@@ -29,8 +31,9 @@ from soapstone.report.page.page import document, why
 from soapstone.report.page.picture import boxes, cells
 from soapstone.report.page.timeline import TICKS, critical_path, packed
 from soapstone.report.page.traffic import traffic
+from soapstone.report.svg import strategy_svg
 from soapstone.report.trace import trace_document
-from soapstone.search.baselines import data_parallel, single_device
+from soapstone.search.baselines import baseline, data_parallel, single_device
 from soapstone.strategy.placement import Placement, placed
 from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
@@ -231,3 +234,29 @@ def test_searches_are_read_with_care() -> None:
     assert len(long.curve) < 2100
     assert long.curve[-1][1] == 4000
     assert finding(None, 1.0) is None
+
+
+def test_the_picture_stands_alone_as_svg() -> None:
+    whole = single_device(network(NASTY), MACHINE)
+    other = {"step1": placed({"b": 2, "o": 2}, (0, 1, 2, 3)), "last": Placement((), (1, 2), 2)}
+    plan, _, _ = plan_of(Strategy(whole.graph, {**whole.placements, **other}).checked(MACHINE))
+    root = ElementTree.fromstring(strategy_svg(plan))
+    space = {"s": "http://www.w3.org/2000/svg"}
+    assert root.findtext("s:title", namespaces=space) == f"{NASTY} on {MACHINE.name}"
+    tiles = root.findall("s:g/s:g", space)
+    assert [len(tile.findall("s:rect", space)) for tile in tiles] == [1, 1, 4, 1, 2, 1]
+    numbers = [text.text for text in tiles[2].findall("s:text", space)]
+    assert numbers == ["0", "1", "2", "3"]
+    frames = [rect.get("class") for rect in root.findall("s:g/s:rect", space)]
+    assert frames == ["box", "box shared", "box", "box"]
+
+
+def test_the_picture_in_the_readme_is_what_is_drawn_now(update_golden: bool) -> None:
+    path = Path(__file__).parents[2] / "docs" / "alexnet.svg"
+    machine = preset("p100:1x4")
+    graph = load("alexnet", devices=4).captured().graph
+    strategy = baseline("krizhevsky", graph, machine)
+    drawn = strategy_svg(Plan(strategy, machine, Prediction(0.0, 0, (0, 0, 0, 0))))
+    if update_golden:
+        path.write_text(drawn, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == drawn

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -14,12 +16,15 @@ import torch.distributed.checkpoint as dcp
 from oracles.ranks import Ranks
 from oracles.training import Recipe, Tensors, assert_same, tiny, trained_by_ranks, trained_plainly
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from soapstone.errors import CheckpointError
 from soapstone.machine import preset
 from soapstone.ops.box import Interval
 from soapstone.plan import Plan, simulation
 from soapstone.runtime.checkpoint import latest
+from soapstone.runtime.contents import contents
 from soapstone.runtime.run import state_of
 from soapstone.runtime.stored import stored_boxes
 from soapstone.runtime.trainer import Trainer
@@ -130,3 +135,65 @@ def test_half_of_the_hidden_units_is_four_boxes_of_the_stored_matrix() -> None:
         (Interval(4, 12), Interval(0, 3))
     ]
     assert [stored for _, stored in stored_boxes((), (), ())] == [()]
+
+
+class Payload:
+    """What a hostile file would have an unpickler do: make a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return os.mkdir, (str(self.marker),)
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["alone", "within a list of tensors"])
+def test_a_checkpoint_that_would_run_something_is_refused_and_runs_nothing(
+    hidden: bool, tmp_path: Path
+) -> None:
+    trainer = alone("lenet")
+    path = trainer.save(tmp_path / "saved")
+    marker = tmp_path / "it ran"
+    listed: object = Payload(marker)
+    if hidden:
+        own = FileSystemReader(path).read_metadata()
+        own.planner_data = Payload(marker)
+        listed = own
+    (path / ".metadata").write_bytes(pickle.dumps(listed))
+    with pytest.raises(CheckpointError, match=r"holds '\w+\.mkdir', which does not belong there"):
+        trainer.load(tmp_path / "saved")
+    assert not marker.exists()
+    pickle.loads(pickle.dumps(Payload(marker)))  # the payload does work
+    assert marker.exists()
+
+
+def test_pickled_objects_among_the_tensors_are_refused(tmp_path: Path) -> None:
+    """DCP unpickles what is saved as bytes; a model has none."""
+    trainer = alone("lenet")
+    path = trainer.save(tmp_path)
+    (name, *_) = trainer.state_dict()
+    listed = FileSystemReader(path).read_metadata()
+    listed.state_dict_metadata[f"model.{name}"] = BytesStorageMetadata()
+    (path / ".metadata").write_bytes(pickle.dumps(listed))
+    with pytest.raises(CheckpointError, match=f"its '{name}' is no tensor"):
+        trainer.load(tmp_path)
+
+
+def test_a_file_outside_of_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    trainer = alone("lenet")
+    path = trainer.save(tmp_path)
+    listed = FileSystemReader(path).read_metadata()
+    for place in listed.storage_data.values():
+        place.relative_path = "../elsewhere"
+    (path / ".metadata").write_bytes(pickle.dumps(listed))
+    with pytest.raises(CheckpointError, match=r"the file name '../elsewhere'"):
+        trainer.load(tmp_path)
+
+
+def test_the_list_of_tensors_is_read_as_torch_reads_it(tmp_path: Path) -> None:
+    trainer = alone("resnet101")
+    trainer.step(tiny("resnet101", STEPS)[1][0])
+    path = trainer.save(tmp_path)
+    ours, theirs = contents(path), FileSystemReader(path).read_metadata()
+    assert ours.state_dict_metadata == theirs.state_dict_metadata
+    assert ours.storage_data == theirs.storage_data

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from oracles.ranks import Ranks
-from oracles.wirecases import disagreeing, failing, waiting_for_nothing
+from oracles.wirecases import disagreeing, failing, left_alone, waiting_for_nothing
 
 from soapstone.graph import GraphBuilder
 from soapstone.ops.box import whole
@@ -36,6 +36,24 @@ def test_a_wait_without_end_names_what_every_rank_waited_for(ranks: Ranks) -> No
 
 def test_rank_0_repeats_why_another_failed(ranks: Ranks) -> None:
     assert ranks.run(failing, 2)[0] == "rank 1: the disk is full"
+
+
+@pytest.mark.parametrize(
+    ("way", "waited"),
+    [
+        ("meet", "all ranks to come to the start of the recorded step"),
+        ("record", "all ranks to come to the start of the recorded step"),
+        ("gather", "the recorded times of all ranks"),
+        ("agree", "the plan of all ranks"),
+        ("group", "'the group of ranks 0, 1'"),
+        ("share", "'fc.weight' from rank 1"),
+    ],
+)
+def test_whatever_a_rank_waits_for_when_another_goes_is_named(way: str, waited: str, ranks: Ranks) -> None:
+    sentence = ranks.run(left_alone, 2, way)[0]
+    assert sentence.startswith("training stopped because rank 1 ")
+    assert sentence.count("\n") == 0
+    assert waited in sentence
 
 
 def test_gradients_of_the_same_ranks_share_buckets_in_one_order() -> None:

@@ -104,6 +104,7 @@ def test_an_interrupted_search_keeps_its_best() -> None:
     report = mcmc(tiny("nmt"), FOUR, budget=Budget(600.0), show=interrupt)
     assert report.stop is StopReason.INTERRUPTED
     assert report.makespan_s == makespan_s(report.strategy, FOUR)
+    assert report.proposals > 0
 
 
 def test_seconds_end_a_search() -> None:

@@ -18,17 +18,18 @@ from soapstone.cli.problem import Problem, problem
 from soapstone.cli.searching import (
     BatchOption,
     BudgetOption,
+    CostsOption,
     MachineOption,
     OptimizerOption,
     ProposalsOption,
     SearchOption,
     SeedOption,
+    SlackOption,
     ThreadsOption,
     TinyOption,
     options_of,
     searched,
 )
-from soapstone.cost.analytic import AnalyticCosts
 from soapstone.machine import Machine
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plan import Prediction, simulation
@@ -59,6 +60,8 @@ def compare(  # noqa: PLR0913, PLR0917, a command has a parameter for each optio
     tiny: TinyOption = False,
     batch: BatchOption = None,
     optimizer: OptimizerOption = "momentum",
+    slack: SlackOption = 0.0,
+    costs: CostsOption = "auto",
     memory: Annotated[
         bool,
         typer.Option(
@@ -75,8 +78,8 @@ def compare(  # noqa: PLR0913, PLR0917, a command has a parameter for each optio
         soapstone compare nmt --machine k80:16x4 --budget 1m --no-memory
         soapstone compare gpt2 --machine h100:1x8 --batch 64 --json
     """
-    options = options_of(search, budget, proposals, seed, threads, optimizer)
-    given = problem(model, machine, tiny=tiny, batch=batch)
+    options = options_of(search, budget, proposals, seed, threads, optimizer, slack)
+    given = problem(model, machine, tiny=tiny, batch=batch, costs=costs)
     report = searched(given, options)
     with progress(f"comparing on {given.machine.name}", total=len(BASELINES) + 1) as show:
         contest = _contest(given, options, report, memory, show)
@@ -134,16 +137,16 @@ def _contest(
         show(done, name)
         prediction = None
         if memory:
-            prediction = simulation(strategy, given.machine, optimizer=options.optimizer).prediction
-        entries.append(_Entry(name, BASELINES[name].summary, _figures(strategy, given.machine), prediction))
+            prediction = simulation(strategy, given.machine, given.costs, options.optimizer).prediction
+        entries.append(_Entry(name, BASELINES[name].summary, _figures(strategy, given), prediction))
     show(len(BASELINES), "the found plan")
     strategy, prediction, instead = report.strategy, None, None
     if memory:
-        outcome = settled(report, given.machine, given.model, options)
+        outcome = settled(report, given.machine, given.costs, given.model, options)
         strategy, prediction = outcome.plan.strategy, outcome.plan.prediction
         instead = outcome.instead
     summary = f"found by {report.method}, seed {report.seed}"
-    entries.append(_Entry("found", summary, _figures(strategy, given.machine), prediction))
+    entries.append(_Entry("found", summary, _figures(strategy, given), prediction))
     return _Contest(given, tuple(entries), refused, report, instead)
 
 
@@ -152,13 +155,13 @@ def _strategies(given: Problem, options: Options, refused: dict[str, str]) -> It
     for name, each in BASELINES.items():
         objection = each.objection(given.graph, given.machine)
         if objection is None:
-            yield name, baseline(name, given.graph, given.machine, AnalyticCosts(), options.seed)
+            yield name, baseline(name, given.graph, given.machine, given.costs, options.seed)
         else:
             refused[name] = objection
 
 
-def _figures(strategy: Strategy, machine: Machine) -> Figures:
-    return figures(native_tasks(strategy, machine, AnalyticCosts()), len(machine.devices))
+def _figures(strategy: Strategy, given: Problem) -> Figures:
+    return figures(native_tasks(strategy, given.machine, given.costs), len(given.machine.devices))
 
 
 def _document(contest: _Contest) -> dict[str, Any]:
@@ -167,7 +170,7 @@ def _document(contest: _Contest) -> dict[str, Any]:
         "model": contest.given.model,
         "machine": machine.name,
         "samples": contest.given.graph.sample_count,
-        "costs": "analytic",
+        "costs": contest.given.costs.name,
         "strategies": [
             {
                 "name": entry.name,

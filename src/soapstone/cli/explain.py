@@ -25,6 +25,7 @@ from soapstone.report.explanation import (
     alternatives,
     block_named,
     explained,
+    parts_tried,
     split_text,
 )
 from soapstone.report.resimulation import Resimulation
@@ -105,7 +106,7 @@ def _overview(plan: Plan) -> list[dict[str, Any]]:
     """The blocks with the most compute, and the best that could be done with each instead."""
     strategy = plan.strategy
     ranked = sorted(strategy.blocks, key=lambda block: -flops(plan.graph, block))[:MOST_BLOCKS]
-    resimulation = Resimulation(strategy, plan.machine)
+    resimulation = Resimulation(strategy, plan.machine, plan.cost_model)
     rows = []
     for block in sorted(ranked, key=strategy.blocks.index):
         best = next(iter(alternatives(resimulation, block)), None)
@@ -210,7 +211,7 @@ def _print(plan: Plan, found: Explanation) -> None:
     for turning in found.turnings:
         screen.print(Text(f"  {_turning(turning, machine)}"))
     tried = {(turning.part, turning.factor > 1) for turning in found.turnings}
-    for part in ("links", "devices"):
+    for part in parts_tried(plan):
         for faster, word in ((True, "faster"), (False, "slower")):
             if (part, faster) not in tried:
                 screen.print(Text(f"  {part} up to 64 times {word} change nothing"))

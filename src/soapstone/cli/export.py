@@ -18,6 +18,7 @@ from soapstone.machine.checks import did_you_mean
 from soapstone.plan import Plan, read_plan, write_text
 from soapstone.report.dot import graph_dot, tasks_dot
 from soapstone.report.dtensor import script
+from soapstone.report.svg import strategy_svg
 from soapstone.report.trace import trace_document
 
 
@@ -39,6 +40,7 @@ def _perfetto(plan: Plan) -> str:
 FORMS: Mapping[str, Callable[[Plan], str]] = MappingProxyType(
     {
         "dtensor": script,
+        "svg": strategy_svg,
         "dot": graph_dot,
         "tasks-dot": lambda plan: tasks_dot(plan.simulated(), _title(plan)),
         "perfetto": _perfetto,
@@ -57,7 +59,7 @@ def export(
         bool, typer.Option("--json", help="Print one JSON document about what was written; needs -o.")
     ] = False,
 ) -> None:
-    """Write a plan as a script for plain PyTorch, for Graphviz (blocks or tasks), or for ui.perfetto.dev.
+    """Write a plan as a script for plain PyTorch, as a picture, for Graphviz or for ui.perfetto.dev.
 
     A plan that DTensor has no layouts for is refused with the nodes that stand in the way.
 

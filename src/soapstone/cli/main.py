@@ -10,16 +10,20 @@ import typer
 from soapstone import __version__
 from soapstone.cli import (
     compare,
+    detect,
     explain,
     export,
     graph,
     machines,
     models,
     plan,
+    profile,
     recommend,
     report,
+    rules,
     simulate,
     train,
+    validate,
 )
 from soapstone.cli.outcome import exit_code
 
@@ -31,6 +35,8 @@ Examples:
     soapstone models                      the models that are built in
     soapstone graph lenet --tiny          what was captured of one of them
     soapstone machine show p100:4x4       a cluster: devices, links, routes
+    soapstone machine detect              this computer: what its ranks compute and send
+    soapstone profile lenet               measure a model's operators on this computer
     soapstone plan nmt --machine k80:4x4  the fastest way to split it that a search finds
     soapstone compare nmt --machine k80   every baseline beside what is found
     soapstone recommend nmt --machine k80 on how many devices it fits, and how fast
@@ -38,7 +44,9 @@ Examples:
     soapstone report plan.json            a plan as a page to look at
     soapstone explain plan.json fc1       why a layer is placed as it is
     soapstone diff one.json two.json      what differs, and what it is worth
+    soapstone validate lenet --machine M  predictions held against real runs
     soapstone train plan.json             train it, one process for each device
+    soapstone rules list                  substitutions, found and proved
 """
 
 app = typer.Typer(
@@ -52,6 +60,8 @@ for command in (
     models,
     graph,
     machines,
+    detect,
+    profile,
     plan,
     compare,
     recommend,
@@ -60,6 +70,8 @@ for command in (
     explain,
     export,
     train,
+    validate,
+    rules,
 ):
     command.register(app)
 

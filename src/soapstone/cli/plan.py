@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -20,24 +22,28 @@ from soapstone.cli.problem import Problem, problem
 from soapstone.cli.searching import (
     BatchOption,
     BudgetOption,
+    CostsOption,
     MachineOption,
     OptimizerOption,
     ProposalsOption,
     SearchOption,
     SeedOption,
+    SlackOption,
     ThreadsOption,
     TinyOption,
     options_of,
     searched,
 )
-from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cli.simulate import basis_text
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plan import Plan, write_plan
 from soapstone.report.decisions import Row, foremost, rows
 from soapstone.report.figures import ALIKE, Figures, figures, is_alike, reasons
-from soapstone.search.baselines import BASELINES, applicable, baseline
-from soapstone.search.find import EXPERTS, Settled, settled
+from soapstone.search.baselines import applicable, baseline
+from soapstone.search.baselines.scoring import Scorer
+from soapstone.search.find import EXPERTS, Options, Settled, settled
 from soapstone.search.report import SearchReport, StartReport
+from soapstone.sim.memory import STATES_PER_WEIGHT
 from soapstone.tasks.flat import native_tasks
 
 MOST_ROWS = 24
@@ -63,6 +69,8 @@ def plan(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
     tiny: TinyOption = False,
     batch: BatchOption = None,
     optimizer: OptimizerOption = "momentum",
+    slack: SlackOption = 0.0,
+    costs: CostsOption = "auto",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
     every_layer: Annotated[
         bool, typer.Option("--all", help="Print every decision, however many there are.")
@@ -81,14 +89,15 @@ def plan(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
     """
     if output is not None:
         check_place(output)
-    options = options_of(search, budget, proposals, seed, threads, optimizer)
-    given = problem(model, machine, tiny=tiny, batch=batch)
+    options = options_of(search, budget, proposals, seed, threads, optimizer, slack)
+    given = problem(model, machine, tiny=tiny, batch=batch, costs=costs)
     report = searched(given, options)
     with progress(f"simulating {given.graph.name}"):
-        outcome = settled(report, given.machine, given.model, options)
+        outcome = settled(report, given.machine, given.costs, given.model, options)
         if output is not None:
             write_plan(outcome.plan, output)
-        found = _Found(outcome, report, _own_figures(outcome.plan), _rivals(given, options.seed))
+        rivals, too_large = _rivals(given, options)
+        found = _Found(outcome, report, _own_figures(outcome.plan), rivals, too_large)
     if as_json:
         print_json(_document(found, output))
     else:
@@ -105,12 +114,14 @@ def check_place(output: Path) -> None:
 
 @dataclass(frozen=True)
 class _Found:
-    """A plan, how it was found, its figures, and those of data parallelism and of the experts' strategies."""
+    """A plan, how it was found, its figures, and those of data parallelism and of the experts' strategies;
+    `too_large` are those of them that would hardly fit in memory."""
 
     outcome: Settled
     report: SearchReport
     figures: Figures
     rivals: Mapping[str, Figures]
+    too_large: frozenset[str]
 
     @property
     def plan(self) -> Plan:
@@ -133,18 +144,29 @@ def speedup(own: Figures, other: Figures) -> float:
 
 
 def _own_figures(found: Plan) -> Figures:
-    tasks = native_tasks(found.strategy, found.machine, AnalyticCosts())
+    tasks = native_tasks(found.strategy, found.machine, found.cost_model)
     return figures(tasks, len(found.machine.devices))
 
 
-def _rivals(given: Problem, seed: int) -> dict[str, Figures]:
-    graph, machine, costs = given.graph, given.machine, AnalyticCosts()
+def _rivals(given: Problem, options: Options) -> tuple[dict[str, Figures], frozenset[str]]:
+    """Figures of data parallelism and of the experts' strategies, and those that need too much memory."""
+    graph, machine, costs = given.graph, given.machine, given.costs
     names = [each.name for each in applicable(graph, machine) if each.name in ("data_parallel", *EXPERTS)]
-    strategies = {name: baseline(name, graph, machine, costs, seed) for name in names}
-    return {
+    strategies = {name: baseline(name, graph, machine, costs, options.seed) for name in names}
+    scorer, numbers = Scorer(graph, machine, costs), 1 + STATES_PER_WEIGHT[options.optimizer]
+    found = {
         name: figures(native_tasks(strategy, machine, costs), len(machine.devices))
         for name, strategy in strategies.items()
     }
+    too_large = frozenset(
+        name
+        for name, strategy in strategies.items()
+        if any(
+            needed > device.kind.memory_bytes
+            for needed, device in zip(scorer.footprint_bytes(strategy, numbers), machine.devices, strict=True)
+        )
+    )
+    return found, too_large
 
 
 # -- for programs -----------------------------------------------------------------------------------
@@ -166,7 +188,11 @@ def _document(found: _Found, output: Path | None) -> dict[str, Any]:
         "costs": plan.costs,
         "optimizer": plan.optimizer,
         "baselines": {
-            name: {**figures_document(rival), "speedup": found.speedup(name)}
+            name: {
+                **figures_document(rival),
+                "speedup": found.speedup(name),
+                "seems_to_fit": name not in found.too_large,
+            }
             for name, rival in found.rivals.items()
         },
         "decisions": [_row_document(row) for row in rows(plan.strategy)],
@@ -226,7 +252,7 @@ def _print_verdict(screen: Console, found: _Found) -> None:
     for name in filter(None, ("data_parallel", found.expert)):
         screen.print(Text(_compared(found, name)))
     screen.print(_memory(found))
-    screen.print(Text(f"compute times are {plan.costs}: none was measured on a device"))
+    screen.print(Text(f"compute times: {basis_text(plan)}"))
 
 
 def _compared(found: _Found, name: str) -> str:
@@ -234,6 +260,8 @@ def _compared(found: _Found, name: str) -> str:
     rival = found.rivals[name]
     what = "data parallelism" if name == "data_parallel" else f"{name}, the best expert's strategy"
     takes = SECONDS.short_text(rival.makespan_s)
+    if name in found.too_large:
+        takes = f"{takes}, but more memory than there is"
     if is_alike(found.figures.makespan_s, rival.makespan_s):
         return f"as fast as {what} ({takes})"
     return f"{found.speedup(name):.3g} times as fast as {what} ({takes})"
@@ -299,44 +327,45 @@ def _print_reasons(screen: Console, found: _Found) -> None:
         screen.print(Text(f"Why it is {outcome} than data parallelism:", style="bold"))
     if own != rival:
         for sentence in reasons(own, rival):
-            screen.print(Text(f"  {sentence}"))
+            screen.print(_indented(sentence))
 
 
 def _print_search(screen: Console, found: _Found) -> None:
     report = found.report
-    accepted = f", {report.accepted / report.proposals:.1%} accepted" if report.proposals else ""
     screen.print()
     screen.print(Text("How it was found:", style="bold"))
-    screen.print(
-        Text(
-            f"  {report.method}, seed {report.seed}: {report.proposals:,} proposals{accepted}, "
-            f"{SECONDS.short_text(report.elapsed_s)}; {report.stop}"
-        )
-    )
+    took = SECONDS.short_text(report.elapsed_s)
+    screen.print(_indented(f"{report.method}, seed {report.seed}: {_counted(report)}, {took}; {report.stop}"))
     if report.is_optimal:
-        screen.print(Text("  It is proved that nothing faster exists."))
+        screen.print(_indented("It is proved that nothing faster exists."))
     elif report.gap is not None and report.lower_bound_s is not None:
         bound = SECONDS.short_text(report.lower_bound_s)
-        screen.print(Text(f"  It is at most {report.gap:.1%} above the optimum (lower bound {bound})."))
+        screen.print(_indented(f"It is at most {report.gap:.1%} above the optimum (lower bound {bound})."))
     if report.starts:
         screen.print(_starts_table(report.starts))
 
 
+def _counted(report: SearchReport) -> str:
+    """How many proposals there were. Of starts that were interrupted only the improvements are known."""
+    if not report.starts:
+        return f"{report.curve[-1].proposals if report.curve else 0:,} proposals or more"
+    return f"{report.proposals:,} proposals, {report.accepted / max(1, report.proposals):.1%} accepted"
+
+
+def _indented(sentence: str) -> Padding:
+    """A line that stays indented where a terminal wraps it."""
+    return Padding(Text(sentence), (0, 0, 0, 2), expand=False)
+
+
 def _starts_table(starts: tuple[StartReport, ...]) -> Table:
-    """What came of each start; the chains that went on from the best so far are one row."""
+    """What came of each start; the rounds of chains that went on from the best so far are one row."""
     table = Table("start", box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("at first", "at best", "proposals"):
         table.add_column(heading, justify="right")
-    named = [start for start in starts if start.name in BASELINES]
-    for start in named:
-        first, best = (SECONDS.short_text(seconds) for seconds in (start.first_s, start.best_s))
-        table.add_row(Text(start.name), first, best, f"{start.proposals:,}")
-    later = [start for start in starts if start.name not in BASELINES]
-    if later:
-        first, best = (
-            SECONDS.short_text(seconds)
-            for seconds in (later[0].first_s, min(start.best_s for start in later))
-        )
-        count = sum(start.proposals for start in later)
-        table.add_row(Text(f"{len(later)} chains from the best"), first, best, f"{count:,}")
+    for word, group in groupby(starts, key=lambda start: start.name.split()[0]):
+        chains = list(group)
+        name = chains[0].name if len(chains) == 1 else f"{len(chains)} chains ({word}s)"
+        first, best = chains[0].first_s, min(chain.best_s for chain in chains)
+        count = sum(chain.proposals for chain in chains)
+        table.add_row(Text(name), SECONDS.short_text(first), SECONDS.short_text(best), f"{count:,}")
     return table

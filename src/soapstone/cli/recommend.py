@@ -17,10 +17,12 @@ from soapstone.cli.problem import problem
 from soapstone.cli.searching import (
     BatchOption,
     BudgetOption,
+    CostsOption,
     OptimizerOption,
     ProposalsOption,
     SearchOption,
     SeedOption,
+    SlackOption,
     ThreadsOption,
     TinyOption,
     options_of,
@@ -81,6 +83,8 @@ def recommend(  # noqa: PLR0913, PLR0917, a command has a parameter for each opt
     tiny: TinyOption = False,
     batch: BatchOption = None,
     optimizer: OptimizerOption = "momentum",
+    slack: SlackOption = 0.0,
+    costs: CostsOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Say on how few devices of a preset a model fits, and how fast it trains on more of them.
@@ -95,9 +99,9 @@ def recommend(  # noqa: PLR0913, PLR0917, a command has a parameter for each opt
     found = _preset(machine)
     if budget is None and proposals is None:
         budget = DEFAULT_BUDGET
-    options = options_of(search, budget, proposals, seed, threads, optimizer)
+    options = options_of(search, budget, proposals, seed, threads, optimizer, slack)
     limit = most or found.default_nodes * found.default_devices
-    sizes = [_tried(model, name, count, options, tiny, batch) for name, count in _names(found, limit)]
+    sizes = [_tried(model, name, count, options, tiny, batch, costs) for name, count in _names(found, limit)]
     if as_json:
         print_json(_document(model, found, sizes))
     else:
@@ -124,13 +128,15 @@ def _names(preset: Preset, most: int) -> Iterator[tuple[str, int]]:
         nodes *= 2
 
 
-def _tried(model: str, name: str, count: int, options: Options, tiny: bool, batch: int | None) -> _Size:
-    given = problem(model, name, tiny=tiny, batch=batch)
+def _tried(
+    model: str, name: str, count: int, options: Options, tiny: bool, batch: int | None, costs: str
+) -> _Size:
+    given = problem(model, name, tiny=tiny, batch=batch, costs=costs)
     try:
         report = searched(given, options)
     except SoapstoneError as error:
         return _Size(name, count, None, str(error))
-    return _Size(name, count, settled(report, given.machine, given.model, options).plan)
+    return _Size(name, count, settled(report, given.machine, given.costs, given.model, options).plan)
 
 
 def _smallest(sizes: list[_Size]) -> _Size | None:
@@ -196,7 +202,9 @@ def _print(model: str, preset: Preset, sizes: list[_Size]) -> None:
             "█" * max(1, round(BAR * throughput / most)) if size.fits and most and throughput else "",
         )
     screen.print(table)
-    screen.print(Text("compute times are analytic: none was measured on a device"))
+    basis = sorted({size.plan.costs for size in sizes if size.plan is not None})
+    if basis:
+        screen.print(Text(f"compute times are {' or '.join(basis)}"))
 
 
 def _verdict(model: str, preset: Preset, sizes: list[_Size]) -> str:

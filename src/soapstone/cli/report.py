@@ -9,7 +9,6 @@ import typer
 
 from soapstone.cli.output import ShowProgress, console, print_json, progress
 from soapstone.cli.plan import check_place
-from soapstone.cost.analytic import AnalyticCosts
 from soapstone.machine.units import BYTES
 from soapstone.plan import Plan, read_plan, write_text
 from soapstone.report.figures import Figures, figures
@@ -87,10 +86,10 @@ def _rivals(plan: Plan, show: ShowProgress) -> list[Rival]:
     for each in applicable(plan.graph, plan.machine):
         if each.name in RESORTS:
             show(len(found), each.name)
-            strategy = baseline(each.name, plan.graph, plan.machine, AnalyticCosts())
+            strategy = baseline(each.name, plan.graph, plan.machine, plan.cost_model)
             found.append(Rival(each.name, each.summary, _figures(strategy, plan)))
     return found
 
 
 def _figures(strategy: Strategy, plan: Plan) -> Figures:
-    return figures(native_tasks(strategy, plan.machine, AnalyticCosts()), len(plan.machine.devices))
+    return figures(native_tasks(strategy, plan.machine, plan.cost_model), len(plan.machine.devices))

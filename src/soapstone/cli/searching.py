@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from fractions import Fraction
 from typing import Annotated
 
 import typer
 
 from soapstone.cli.output import progress
-from soapstone.cli.problem import Problem
-from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cli.problem import COSTS_HELP, Problem
 from soapstone.errors import PlanError
 from soapstone.machine.checks import did_you_mean
-from soapstone.machine.units import Quantity
-from soapstone.search.find import SEARCHES, Options, find, search_named
+from soapstone.search.find import SEARCHES, Options, budget_seconds, find, search_named
 from soapstone.search.mcmc import Budget
 from soapstone.search.report import SearchReport, StopReason
 from soapstone.sim.memory import STATES_PER_WEIGHT
 
 DEFAULT_BUDGET = "30s"
 
-LONGEST_S = 365 * 24 * 3600
-"""[choice] The longest budget: a year."""
-
 LARGEST_SEED = 2**32 - 1
-
-BUDGET = Quantity(
-    "a time to search",
-    "seconds, or a time such as 30s, 5m or 0.5h",
-    {"": Fraction(1), "ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)},
-    ("h", "m", "s", "ms"),
-)
 
 MachineOption = Annotated[
     str, typer.Option("--machine", help="NAME, NAME:NODESxDEVICES, or the path of a .yaml file.")
@@ -63,10 +50,23 @@ BatchOption = Annotated[
 OptimizerOption = Annotated[
     str, typer.Option("--optimizer", help=f"{', '.join(STATES_PER_WEIGHT)}: what it remembers takes memory.")
 ]
+CostsOption = Annotated[str, typer.Option("--costs", help=COSTS_HELP)]
+SlackOption = Annotated[
+    float,
+    typer.Option(
+        "--slack", min=0.0, max=1.0, help="The part by which it may take longer if links are less busy then."
+    ),
+]
 
 
 def options_of(
-    search: str, budget: str | None, proposals: int | None, seed: int, threads: int | None, optimizer: str
+    search: str,
+    budget: str | None,
+    proposals: int | None,
+    seed: int,
+    threads: int | None,
+    optimizer: str,
+    slack: float,
 ) -> Options:
     """The options of a search, checked before anything is done."""
     search_named(search)
@@ -75,18 +75,15 @@ def options_of(
     if budget is None and proposals is None:
         budget = DEFAULT_BUDGET
     seconds = None if budget is None else seconds_of(budget)
-    return Options(search, Budget(seconds, proposals), seed, threads or _cores(), optimizer)
+    return Options(search, Budget(seconds, proposals), seed, threads or _cores(), optimizer, slack)
 
 
 def seconds_of(budget: str) -> float:
-    """The seconds that a budget such as `30s`, `5m`, `0.5h` or `90` means."""
+    """The seconds that the option means."""
     try:
-        seconds = BUDGET.exactly(budget)
+        return budget_seconds(budget)
     except ValueError as error:
         raise typer.BadParameter(f"--budget {error}.") from None
-    if not 0 < seconds <= LONGEST_S:
-        raise typer.BadParameter(f"--budget is {budget!r}; it must be above 0 and at most a year.")
-    return float(seconds)
 
 
 def _cores() -> int:
@@ -101,7 +98,7 @@ def searched(problem: Problem, options: Options) -> SearchReport:
         def shown(part: float, note: str) -> None:
             show(part, "" if note.startswith("inf") else f"best {note}")
 
-        report = find(problem.graph, problem.machine, AnalyticCosts(), options, shown)
+        report = find(problem.graph, problem.machine, problem.costs, options, shown)
     if report.stop is StopReason.INTERRUPTED:
         print("soapstone: note: the search was interrupted; this is the best so far", file=sys.stderr)
     return report

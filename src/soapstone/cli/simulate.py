@@ -17,11 +17,13 @@ from rich.text import Text
 
 from soapstone.cli.graph import MODEL_HELP
 from soapstone.cli.output import console, print_json, progress, rate
-from soapstone.cli.problem import problem
+from soapstone.cli.problem import COSTS_HELP, problem
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.choice import bases
 from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.machine.units import BYTES, SECONDS
-from soapstone.plan import Plan, Simulation, read_plan, simulation, write_plan, write_text
+from soapstone.plan import Plan, Simulation, planned, read_plan, simulation, write_plan, write_text
 from soapstone.report.trace import trace_document
 from soapstone.search.baselines import BASELINES, baseline
 from soapstone.sim.document import tasks_document
@@ -64,6 +66,7 @@ def simulate(  # noqa: PLR0913, PLR0917, a command has a parameter for each opti
         str | None,
         typer.Option("--optimizer", help="sgd, momentum (default) or adam: what it remembers takes memory."),
     ] = None,
+    costs: Annotated[str | None, typer.Option("--costs", help=COSTS_HELP)] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
     tasks: Annotated[Path | None, typer.Option("--tasks", help="Write every task here, as JSON.")] = None,
     trace: Annotated[
@@ -81,11 +84,19 @@ def simulate(  # noqa: PLR0913, PLR0917, a command has a parameter for each opti
     """
     if plan is not None:
         given = {"--model": model, "--machine": machine, "--strategy": strategy, "--batch": batch}
-        given |= {"--tiny": tiny or None, "--optimizer": optimizer}
+        given |= {"--tiny": tiny or None, "--optimizer": optimizer, "--costs": costs}
         _refuse_beside_plan(given)
         found = _from_plan(plan)
     else:
-        request = _Request(model, machine, strategy or "data_parallel", tiny, batch, optimizer or "momentum")
+        request = _Request(
+            model,
+            machine,
+            strategy or "data_parallel",
+            tiny,
+            batch,
+            optimizer or "momentum",
+            costs or "auto",
+        )
         found = _from_request(request)
     if output is not None:
         write_plan(found.plan, output)
@@ -113,6 +124,7 @@ class _Request:
     tiny: bool
     batch: int | None
     optimizer: str
+    costs: str
 
 
 @dataclass(frozen=True)
@@ -148,21 +160,25 @@ def _from_plan(path: Path) -> _Found:
 def _from_request(request: _Request) -> _Found:
     if request.model is None or request.machine is None:
         raise typer.BadParameter("give a plan file, or both --model and --machine.")
-    found = problem(request.model, request.machine, tiny=request.tiny, batch=request.batch)
-    graph, machine = found.graph, found.machine
+    found = problem(
+        request.model, request.machine, tiny=request.tiny, batch=request.batch, costs=request.costs
+    )
+    graph, machine, costs = found.graph, found.machine, found.costs
     with progress(f"placing {graph.name}"):
-        strategy = _strategy(request.strategy, graph, machine)
+        strategy = _strategy(request.strategy, graph, machine, costs)
     with progress(f"simulating {graph.name}"):
-        simulated = simulation(strategy, machine, optimizer=request.optimizer)
-    plan = Plan(strategy, machine, simulated.prediction, found.model, optimizer=request.optimizer)
+        simulated = simulation(strategy, machine, costs, request.optimizer)
+    plan = planned(strategy, machine, simulated, costs, model=found.model, optimizer=request.optimizer)
     return _Found(plan, simulated, request.strategy)
 
 
-def _strategy(text: str, graph: Graph, machine: Machine) -> Strategy:
+def _strategy(text: str, graph: Graph, machine: Machine, costs: AnalyticCosts) -> Strategy:
     """The strategy of that name, or in that file."""
     if "/" in text or text.lower().endswith((".yaml", ".yml", ".json")):
-        return read_strategy(Path(text), graph, lambda name: baseline(name, graph, machine)).checked(machine)
-    return baseline(text, graph, machine)
+        return read_strategy(Path(text), graph, lambda name: baseline(name, graph, machine, costs)).checked(
+            machine
+        )
+    return baseline(text, graph, machine, costs)
 
 
 def _json(document: dict[str, Any]) -> str:
@@ -202,6 +218,7 @@ def _document(found: _Found) -> dict[str, Any]:
         ],
         "fits": simulated.prediction.fits(plan.machine),
         "costs": plan.costs,
+        "costs_basis": _basis(plan),
         "optimizer": plan.optimizer,
     }
 
@@ -232,9 +249,27 @@ def _print(found: _Found) -> None:
     counted = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
     screen.print(Text(f"{len(simulated.tasks.tasks):,} tasks: {counted}"))
     screen.print(Text(f"{BYTES.short_text(simulated.tasks.moved_bytes)} moved over links"))
-    screen.print(Text(f"compute times are {plan.costs}: none was measured on a device"))
+    screen.print(Text(f"compute times: {basis_text(plan)}"))
     screen.print(_usage_table(found))
     screen.print(_memory_table(found))
+
+
+def _basis(plan: Plan) -> dict[str, int]:
+    """How many of the plan's compute times were measured, fitted to measured ones, or are analytic."""
+    return {str(basis): count for basis, count in bases(plan.strategy, plan.machine, plan.cost_model).items()}
+
+
+def basis_text(plan: Plan) -> str:
+    """What the plan's compute times rest on, in words."""
+    counts = _basis(plan)
+    if plan.costs == "analytic":
+        return "analytic, none was measured on a device"
+    told = ", ".join(f"{count} {name}" for name, count in counts.items())
+    where = "; ".join(
+        f"{kind} with {', '.join(f'{k} {v}' for k, v in profile.software.items())}"
+        for kind, profile in plan.profiles.items()
+    )
+    return f"{told} ({where})"
 
 
 def _usage_table(found: _Found) -> Table:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
-from itertools import islice, repeat
+from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -17,12 +18,15 @@ import typer
 from rich.text import Text
 
 from soapstone.cli.output import console, print_json, progress
-from soapstone.errors import SoapstoneError, TrainingError
+from soapstone.cli.replan import machine_now, replanned
+from soapstone.errors import CheckpointError, SoapstoneError, TrainingError
 from soapstone.machine.units import SECONDS
-from soapstone.plan import Plan, read_plan, write_text
+from soapstone.plan import Plan, read_plan, write_plan, write_text
+from soapstone.plan.document import document_of, plan_from
 from soapstone.report.trace import trace_document
 
 if TYPE_CHECKING:
+    from soapstone.runtime.sources import Source
     from soapstone.runtime.trainer import Trainer
     from soapstone.runtime.wire import Wire
 
@@ -49,11 +53,17 @@ class _Request:
     seed: int
     device: str
     timeout_s: float
+    gpu_slices: int | None
+    replay: bool
+    whole_batches: bool
+    replan: bool
+    machine: str | None
+    strategy: str | None
     as_json: bool
 
 
 def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file, as `simulate -o` writes it.")],
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file, as `plan -o` writes it.")],
     steps: Annotated[int, typer.Option("--steps", min=1, help="Train until so many steps are done.")] = 10,
     optimizer: Annotated[
         str | None, typer.Option("--optimizer", help="sgd, momentum, adam or adamw (default: the plan's).")
@@ -63,12 +73,25 @@ def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
         str | None,
         typer.Option("--data", help="path/to/file.py:function that gives batches (default: example inputs)."),
     ] = None,
+    whole_batches: Annotated[
+        bool, typer.Option("--whole-batches", help="Let every rank load all samples, not only its own.")
+    ] = False,
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="Write checkpoints into this folder.")
     ] = None,
     every: Annotated[int, typer.Option("--every", min=1, help="Steps between checkpoints.")] = 100,
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Go on from the last checkpoint of this folder.")
+    ] = None,
+    replan: Annotated[
+        bool, typer.Option("--replan", help="Plan the model anew for the devices there are now.")
+    ] = False,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="With --replan: the machine to plan for.")
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option("--strategy", help="With --replan: a strategy by name (default: the fastest found)."),
     ] = None,
     export: Annotated[
         Path | None, typer.Option("--export", help="Write the trained weights here, as safetensors.")
@@ -78,6 +101,12 @@ def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the first weights and of dropout.")] = 0,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    gpu_slices: Annotated[
+        int | None, typer.Option("--gpu-slices", min=1, help="Let so many ranks share each GPU, through MPS.")
+    ] = None,
+    replay: Annotated[
+        bool, typer.Option("--replay/--no-replay", help="Record a step on a lone GPU and replay it.")
+    ] = True,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, help="Seconds a rank waits for another.")
     ] = 300.0,
@@ -89,6 +118,7 @@ def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
 
         soapstone train plan.json --steps 100 --lr 0.01 --checkpoint out
         soapstone train plan.json --steps 200 --checkpoint out --resume out
+        soapstone train plan.json --steps 200 --resume out --replan --machine cpu:1x2
         torchrun --nnodes 2 --nproc-per-node 4 -m soapstone train plan.json --data mine.py:batches
     """
     found = read_plan(plan)
@@ -105,19 +135,61 @@ def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
         export,
         trace,
         seed,
-        device,
+        device if gpu_slices is None else "cuda",
         timeout,
+        gpu_slices,
+        replay,
+        whole_batches,
+        replan,
+        machine,
+        strategy,
         as_json,
     )
     _check(request, found)
-    if "RANK" in os.environ or len(found.machine.devices) == 1:
+    if "RANK" in os.environ:
         _train_as_rank(request, found)
         return
+    with tempfile.TemporaryDirectory(prefix="soapstone-") as folder:
+        if request.replan:
+            found = _planned_anew(request, found, None)
+            request = _with_plan(request, found, Path(folder))
+        if len(found.machine.devices) == 1 and request.gpu_slices is None:
+            _train_as_rank(request, found)
+            return
+        code = _train_here(request, len(found.machine.devices))
+        if code:
+            raise typer.Exit(code)
+
+
+def _train_here(request: _Request, ranks: int) -> int:
+    """Start the ranks on this computer; their exit code."""
+    from soapstone.runtime.slices import check_slices, sliced
     from soapstone.runtime.workers import run_workers
 
-    code = run_workers(len(found.machine.devices), _arguments(request))
-    if code:
-        raise typer.Exit(code)
+    if request.gpu_slices is None:
+        return run_workers(ranks, _arguments(request))
+    check_slices(request.gpu_slices, ranks)
+    with sliced(request.gpu_slices) as told:
+        return run_workers(ranks, _arguments(request), told)
+
+
+def _planned_anew(request: _Request, plan: Plan, ranks: int | None) -> Plan:
+    with progress(f"planning {plan.graph.name}"):
+        return replanned(plan, machine_now(plan, request.machine, ranks), request.strategy)
+
+
+def _with_plan(request: _Request, plan: Plan, folder: Path) -> _Request:
+    """The request with a plan that was made here: in the checkpoints' folder, where a person finds it, or
+    in one that lasts as long as the run."""
+    if request.checkpoint is not None:
+        folder = request.checkpoint
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{folder}: the folder cannot be made ({error.strerror}).") from None
+    path = folder / "replanned.json"
+    write_plan(plan, path)
+    return replace(request, plan=path, replan=False, machine=None, strategy=None)
 
 
 def _check(request: _Request, plan: Plan) -> None:
@@ -128,6 +200,13 @@ def _check(request: _Request, plan: Plan) -> None:
     optimizer_named(request.optimizer, request.lr)
     if not plan.model:
         raise TrainingError(f"{request.plan}: the plan does not name its model: train it in a script")
+    if request.gpu_slices is not None and "RANK" in os.environ:
+        raise TrainingError("--gpu-slices starts the ranks itself: leave torchrun out")
+    if request.replan and request.resume is None:
+        raise TrainingError("--replan goes on from a checkpoint: say which with --resume DIR")
+    for option, given in (("--machine", request.machine), ("--strategy", request.strategy)):
+        if given is not None and not request.replan:
+            raise TrainingError(f"{option} is for --replan: a plan has its own")
     if request.resume is not None:
         latest(request.resume)
 
@@ -149,7 +228,12 @@ def _arguments(request: _Request) -> list[str]:
         "--timeout": request.timeout_s,
     }
     options = [f"{option}={value}" for option, value in given.items() if value is not None]
-    return ["train", str(request.plan), *options, *(["--json"] if request.as_json else [])]
+    flags = {
+        "--whole-batches": request.whole_batches,
+        "--no-replay": not request.replay,
+        "--json": request.as_json,
+    }
+    return ["train", str(request.plan), *options, *(flag for flag, given in flags.items() if given)]
 
 
 def _train_as_rank(request: _Request, plan: Plan) -> None:
@@ -158,23 +242,29 @@ def _train_as_rank(request: _Request, plan: Plan) -> None:
 
     rank = int(os.environ.get("RANK", "0"))
     try:
-        with session(request.device, request.timeout_s) as wire:
-            try:
-                _run(request, plan, wire)
-            except Exception as error:
-                wire.tell(str(error) or type(error).__name__)
-                raise
+        with session(request.device, request.timeout_s) as wire, wire.telling():
+            if request.replan:
+                plan = _told_plan(request, plan, wire)
+            _run(request, plan, wire)
     except SoapstoneError:
         if rank == 0:
             raise
         raise typer.Exit(2) from None
 
 
+def _told_plan(request: _Request, plan: Plan, wire: Wire) -> Plan:
+    """The new plan for the ranks that torchrun started: rank 0 makes it and tells the others."""
+    text = ""
+    if wire.rank == 0:
+        text = json.dumps(document_of(_planned_anew(request, plan, wire.size)), allow_nan=False)
+    return plan_from(json.loads(wire.told_by_all(text, "new plan")[0]), "the new plan")
+
+
 def _run(request: _Request, plan: Plan, wire: Wire) -> None:
     trainer, batches = _prepared(request, plan, wire)
     first, losses, times = trainer.steps_done, [], []
     with _progress(request, wire.rank) as show:
-        for batch in islice(batches, first, None):
+        for batch in batches:
             if trainer.steps_done >= request.steps:
                 break
             start = perf_counter()
@@ -210,23 +300,26 @@ def _prepared(request: _Request, plan: Plan, wire: Wire) -> tuple[Trainer, Itera
         seed=request.seed,
         wire=wire,
         fuse=request.trace is None,
+        replay=request.replay and request.trace is None,
     )
     folder = request.resume
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and request.checkpoint is not None:
         folder = request.checkpoint if (request.checkpoint / "latest").exists() else folder
     if folder is not None:
         trainer.load(folder)
-    return trainer, iter(_batches(request, source.inputs))
+    found = trainer.batches(
+        _batches(request, source.inputs), whole=request.whole_batches, shuffle_seed=request.seed
+    )
+    return trainer, found
 
 
-def _batches(request: _Request, example: Any) -> Iterable[Any]:
+def _batches(request: _Request, example: Any) -> Source:
     if request.data is None:
         return repeat(example)
     from soapstone.frontends.pyfile import function_of
 
     path, _, name = request.data.rpartition(":")
-    batches: Iterable[Any] = function_of(Path(path), name)()
-    return batches
+    return function_of(Path(path), name)
 
 
 def _progress(request: _Request, rank: int) -> Any:

@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, log2
 
+from soapstone.cost.fit import Curve
+from soapstone.cost.profile import OpKey
 from soapstone.cost.work import Work
 from soapstone.machine import DeviceKind
 
@@ -43,10 +45,17 @@ class AnalyticCosts:
 
     def update_s(self, size_bytes: int, kind: DeviceKind) -> float:
         """How long updating this much of a weight takes."""
-        traffic = size_bytes * self.update_bytes_per_byte
-        return max(
-            kind.launch_overhead_s, traffic / (kind.memory_bandwidth_bytes_per_s * self.most_bandwidth)
-        )
+        least_s, bytes_per_s = self.update_rate(kind)
+        return max(least_s, size_bytes * self.update_bytes_per_byte / bytes_per_s)
+
+    def update_rate(self, kind: DeviceKind) -> tuple[float, float]:
+        """The least time of an update, and the bytes it moves in a second."""
+        return kind.launch_overhead_s, kind.memory_bandwidth_bytes_per_s * self.most_bandwidth
+
+    def curve(self, key: OpKey, kind: DeviceKind) -> Curve | None:
+        """Measured times of an operator on a kind of device: none."""
+        del key, kind
+        return None
 
 
 def transfer_s(size_bytes: int, bandwidth_bytes_per_s: float, latency_s: float) -> float:

@@ -2,7 +2,9 @@
 
     {"format": "soapstone-plan", "version": 1, "model": "alexnet", "costs": "analytic",
      "optimizer": "momentum", "prediction": {"makespan_s", "moved_bytes", "memory_bytes"},
-     "strategy": {...}, "machine": {...}, "graph": {...}, "search": {...} or null}
+     "strategy": {...}, "machine": {...}, "graph": {...}, "search": {...} or null, "profiles": [...]}
+
+`profiles` are there when costs are measured: the times that the prediction rests on.
 
 The law is `plan_from(document_of(plan)) == plan`, to the last bit of every number.
 """
@@ -16,6 +18,7 @@ from typing import Any, NoReturn
 
 from soapstone import graph as graphs
 from soapstone import machine as machines
+from soapstone.cost import profile as profiles
 from soapstone.errors import PlanError, SoapstoneError
 from soapstone.files import replace_text
 from soapstone.machine.checks import shown
@@ -59,20 +62,21 @@ def document_of(plan: Plan) -> dict[str, Any]:
         "machine": machines.document_of(plan.machine),
         "graph": graphs.to_document(plan.graph),
         "search": None if plan.search is None else dict(plan.search),
+        **({"profiles": [profiles.document_of(p) for p in plan.profiles.values()]} if plan.profiles else {}),
     }
 
 
 def plan_from(document: object, source: str) -> Plan:
     """The plan that `document` describes; `source` is what errors call it, usually the file's name."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise PlanError(f"{source}: this is not a Soapstone plan; `soapstone simulate -o` writes one.")
+        raise PlanError(f"{source}: this is not a Soapstone plan; `soapstone plan -o` writes one.")
     if document.get("version") != VERSION:
         raise PlanError(
             f"{source}: the plan has version {shown(document.get('version'))}; this Soapstone reads "
             f"version {VERSION}."
         )
     try:
-        return _plan(Cursor(document, source).fields(_FIELDS, optional=("search",)), source)
+        return _plan(Cursor(document, source).fields(_FIELDS, optional=("search", "profiles")), source)
     except SoapstoneError as error:
         sentence = str(error)
         raise PlanError(sentence if sentence.startswith(source) else f"{source}: {sentence}") from None
@@ -85,15 +89,25 @@ def _plan(fields: dict[str, Cursor], source: str) -> Plan:
     machine = machines.machine_from(fields["machine"].value, f"{source}: machine")
     strategy = strategies.strategy_from(fields["strategy"].value, graph, f"{source}: strategy")
     model, search = fields["model"], fields.get("search")
+    costs, measured = _one_of(fields["costs"], COSTS), _profiles(fields.get("profiles"))
+    if (costs == "measured") != bool(measured):
+        raise fields["costs"].refused(f"is {shown(costs)}, which does not go with its profiles.")
     return Plan(
         strategy.checked(machine),
         machine,
         _prediction(fields["prediction"], len(machine.devices)),
         "" if model.value == "" else model.text(),
-        _one_of(fields["costs"], COSTS),
+        costs,
         _one_of(fields["optimizer"], STATES_PER_WEIGHT),
         None if search is None or search.value is None else {k: c.value for k, c in search.entries().items()},
+        measured,
     )
+
+
+def _profiles(cursor: Cursor | None) -> dict[str, profiles.Profile]:
+    items = [] if cursor is None else cursor.items()
+    found = [profiles.profile_from(item.value, f"{item.source}: {item.place}") for item in items]
+    return {profile.kind: profile for profile in found}
 
 
 def _prediction(cursor: Cursor, device_count: int) -> Prediction:
@@ -146,7 +160,7 @@ def read_plan(path: Path) -> Plan:
     except UnicodeDecodeError as error:
         raise PlanError(f"{path}: byte {error.start} is not UTF-8 text, so this is no plan.") from None
     if not text.strip():
-        raise PlanError(f"{path}: the file is empty; `soapstone simulate -o` writes a plan.")
+        raise PlanError(f"{path}: the file is empty; `soapstone plan -o` writes a plan.")
     try:
         document = json.loads(
             text, parse_constant=_refused, parse_float=_finite, object_pairs_hook=_without_repeats

@@ -6,12 +6,13 @@ prediction follows from, so that anyone can simulate it again and get the same n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.measured import MeasuredCosts
+from soapstone.cost.profile import Profile
 from soapstone.errors import PlanError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
@@ -22,8 +23,8 @@ from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import Costs, task_graph
 from soapstone.tasks.task import TaskGraph
 
-COSTS: Mapping[str, Callable[[], Costs]] = MappingProxyType({"analytic": AnalyticCosts})
-"""Where durations of compute tasks may come from, by name."""
+COSTS = ("analytic", "measured")
+"""Where durations of compute tasks may come from."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ class Simulation:
 @dataclass(frozen=True)
 class Plan:
     """A decision. `model` is what the graph was captured from, as a user writes it (it may be empty);
-    `costs` and `optimizer` name what the prediction is based on; `search` is what the search that
-    found it has to say."""
+    `costs` and `optimizer` name what the prediction is based on, and `profiles` holds the measured times of
+    it by kind of device; `search` is what the search that found it has to say."""
 
     strategy: Strategy
     machine: Machine
@@ -70,6 +71,12 @@ class Plan:
     costs: str = "analytic"
     optimizer: str = "momentum"
     search: Mapping[str, Any] | None = None
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
+
+    @property
+    def cost_model(self) -> AnalyticCosts:
+        """The costs that the prediction is based on."""
+        return costs_named(self.costs, self.profiles)
 
     @property
     def graph(self) -> Graph:
@@ -84,23 +91,42 @@ class Plan:
 
     def simulated(self) -> Simulation:
         """The plan simulated again."""
-        return simulation(self.strategy, self.machine, self.costs, self.optimizer)
+        return simulation(self.strategy, self.machine, self.cost_model, self.optimizer)
+
+
+def planned(
+    strategy: Strategy,
+    machine: Machine,
+    simulated: Simulation,
+    costs: AnalyticCosts,
+    *,
+    model: str = "",
+    optimizer: str = "momentum",
+    search: Mapping[str, Any] | None = None,
+) -> Plan:
+    """The plan of a simulated strategy, with the measured times that its prediction rests on."""
+    profiles = costs.profiles if isinstance(costs, MeasuredCosts) else {}
+    return Plan(strategy, machine, simulated.prediction, model, costs.name, optimizer, search, profiles)
 
 
 def simulation(
-    strategy: Strategy, machine: Machine, costs: str = "analytic", optimizer: str = "momentum"
+    strategy: Strategy, machine: Machine, costs: str | Costs = "analytic", optimizer: str = "momentum"
 ) -> Simulation:
     """The simulation of a strategy on a machine."""
     if optimizer not in STATES_PER_WEIGHT:
         raise PlanError(f"there is no optimizer {optimizer!r}{did_you_mean(optimizer, STATES_PER_WEIGHT)}")
-    tasks = task_graph(strategy, machine, costs_named(costs))
+    tasks = task_graph(strategy, machine, costs_named(costs) if isinstance(costs, str) else costs)
     timeline = simulate(tasks)
     memory = peak_memory(tasks, timeline, len(machine.devices), STATES_PER_WEIGHT[optimizer])
     return Simulation(tasks, timeline, memory)
 
 
-def costs_named(name: str) -> Costs:
-    """The costs of that name."""
+def costs_named(name: str, profiles: Mapping[str, Profile] | None = None) -> AnalyticCosts:
+    """The costs of that name; measured ones rest on profiles."""
     if name not in COSTS:
         raise PlanError(f"there are no costs {name!r}{did_you_mean(name, COSTS)}")
-    return COSTS[name]()
+    if name == "analytic":
+        return AnalyticCosts()
+    if not profiles:
+        raise PlanError("measured costs need the times that were measured, and there are none")
+    return MeasuredCosts(profiles=profiles)

@@ -46,10 +46,11 @@ class Difference:
 
 
 def difference(first: Plan, second: Plan) -> Difference:
-    """What differs; both plans are simulated on the first one's machine, which must have as many devices."""
+    """What differs; both plans are simulated on the first one's machine, which must have as many devices,
+    and with its costs."""
     _check(first, second)
     machine = first.machine
-    one, two = Resimulation(first.strategy, machine), Resimulation(second.strategy, machine)
+    one, two = (Resimulation(plan.strategy, machine, first.cost_model) for plan in (first, second))
     changes = []
     same = 0
     for layer in layers(first.strategy):

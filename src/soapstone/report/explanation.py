@@ -109,7 +109,7 @@ def block_named(strategy: Strategy, name: str) -> Block:
 
 def explained(plan: Plan, block: Block, tasks: TaskGraph) -> Explanation:
     """The explanation of one block; `tasks` is the plan's task graph."""
-    resimulation = Resimulation(plan.strategy, plan.machine)
+    resimulation = Resimulation(plan.strategy, plan.machine, plan.cost_model)
     found = alternatives(resimulation, block)
     is_beaten = bool(found) and _wins(found[0], resimulation.makespan_s)
     return Explanation(
@@ -203,18 +203,24 @@ def caused(strategy: Strategy, block: Block, tasks: TaskGraph) -> tuple[Caused, 
     return tuple(sorted(together, key=lambda each: (-each.size_bytes, each.what)))
 
 
+def parts_tried(plan: Plan) -> tuple[str, ...]:
+    """The parts of a machine that are tried faster and slower. Measured times say nothing of devices that
+    are not as they were measured."""
+    links = ("links",) if plan.machine.links else ()
+    return (*links, "devices") if plan.costs == "analytic" else links
+
+
 def turnings(plan: Plan, block: Block, contenders: Sequence[Alternative]) -> Iterator[Turning]:
     """For each part of the machine, in each direction, the smallest change that makes another choice win."""
     if not contenders:
         return
-    for part, scaled in (("links", with_links), ("devices", with_devices)):
-        if part == "links" and not plan.machine.links:
-            continue
+    for part in parts_tried(plan):
+        scaled = with_links if part == "links" else with_devices
         for direction in (1, -1):
             for factor in FACTORS:
                 scale = factor**direction
                 machine = scaled(plan.machine, scale)
-                again = Resimulation(plan.strategy, machine)
+                again = Resimulation(plan.strategy, machine, plan.cost_model)
                 tried = [
                     replace(each, makespan_s=again.otherwise_s(block, each.placement)) for each in contenders
                 ]

@@ -18,9 +18,9 @@ from soapstone.tasks.flat import FlatProblem
 class Resimulation:
     """A strategy on a machine, and what it would take otherwise. The strategy itself stays as it is."""
 
-    def __init__(self, strategy: Strategy, machine: Machine) -> None:
+    def __init__(self, strategy: Strategy, machine: Machine, costs: AnalyticCosts) -> None:
         self.strategy = strategy.checked(machine)
-        self.problem = FlatProblem(strategy.graph, machine, AnalyticCosts(), strategy.apart)
+        self.problem = FlatProblem(strategy.graph, machine, costs, strategy.apart)
         self._proposals = native.Proposals(self.problem.native)
         self._place(block.name for block in self.problem.blocks)
         self.makespan_s = self._proposals.makespan()

@@ -9,6 +9,7 @@ from soapstone.runtime.localshard import LocalSegment
 from soapstone.runtime.ports import Arrival, Departure
 from soapstone.runtime.region import Region
 from soapstone.runtime.weights import Piece
+from soapstone.tasks.exchange import Pattern
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Exchanged:
     task: int
     arrivals: Sequence[Arrival] = field(default_factory=list)
     departures: Sequence[Departure] = field(default_factory=list)
+    pattern: Pattern = Pattern.TRANSFER  # a collective between the ranks, if it is none
+    ranks: Sequence[int] = ()
 
     @property
     def is_ready(self) -> bool:

@@ -14,8 +14,9 @@ from torch.distributed.checkpoint.metadata import (
     MetadataIndex,
     TensorProperties,
 )
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, WriteItem, WriteItemType
 
+from soapstone.errors import CheckpointError
 from soapstone.ops.box import Box, shape_of
 
 
@@ -76,6 +77,11 @@ class BoxLoader(DefaultLoadPlanner):
         """Take the state to be filled."""
         self.state_dict = self.original_state_dict = state_dict
         self.metadata, self.is_coordinator = metadata, is_coordinator
+
+    def load_bytes(self, read_item: ReadItem, value: object) -> None:
+        """Refuse what is no tensor: torch's own planner would unpickle it."""
+        del value
+        raise CheckpointError(f"the checkpoint's '{read_item.dest_index.fqn}' is no tensor.")
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         """The tensor at an index."""

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
@@ -38,6 +37,7 @@ from soapstone.graph import Role, Value
 from soapstone.ops.box import Box, relative_to, shape_of, slices
 from soapstone.runtime.boxed import Boxed, BoxLoader, BoxSaver
 from soapstone.runtime.buffers import owners
+from soapstone.runtime.contents import ContentsReader, contents
 from soapstone.runtime.run import Run
 from soapstone.runtime.stored import stored_boxes
 from soapstone.runtime.weights import Holding
@@ -71,7 +71,7 @@ def save(folder: Path, run: Run, optimizer: Optimizer, step: int, wire: Wire) ->
             folder.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir()
-        _together(wire)
+        wire.meet(f"beginning of checkpoint {name}")
         state = {**_weights(run, optimizer, only_owned=True), **_buffers(run, wire, only_owned=True)}
         with _quiet():
             save_tensors(
@@ -87,10 +87,11 @@ def save(folder: Path, run: Run, optimizer: Optimizer, step: int, wire: Wire) ->
             draft.rename(final)
             _sync(folder)
             replace_text(folder / LATEST, name + "\n")
-        _together(wire)
+        wire.meet(f"end of checkpoint {name}")
     except OSError as error:
         raise CheckpointError(f"{folder}: the checkpoint cannot be written ({error.strerror}).") from error
     except (RuntimeError, CheckpointException) as error:
+        _blame_disk(folder, error)
         # Every rank takes part in a checkpoint: one that is gone fails the others here too.
         raise wire.failure(f"the checkpoint '{name}'", error) from error
     return final
@@ -104,9 +105,14 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _together(wire: Wire) -> None:
-    if wire.size > 1:
-        dist.barrier()
+def _blame_disk(folder: Path, error: BaseException) -> None:
+    """Say so if it was a rank's disk that failed."""
+    failures = error.failures if isinstance(error, CheckpointException) else {}
+    for rank, (cause, _) in sorted(failures.items()):
+        if isinstance(cause, OSError):
+            raise CheckpointError(
+                f"{folder}: rank {rank} cannot write its part of the checkpoint ({cause.strerror})."
+            ) from error
 
 
 def _sync(folder: Path) -> None:
@@ -161,7 +167,8 @@ def load(folder: Path, run: Run, optimizer: Optimizer, wire: Wire) -> int:
     number of steps that were done."""
     path = latest(folder)
     particulars = _particulars(path / PARTICULARS)
-    stored = _metadata(path)
+    known = contents(path)
+    stored = known.state_dict_metadata
     _check_model(path, run, stored)
     if particulars.optimizer == type(optimizer).__name__:
         _expect_state(run, optimizer, stored)
@@ -170,13 +177,21 @@ def load(folder: Path, run: Run, optimizer: Optimizer, wire: Wire) -> int:
     state = {**_weights(run, optimizer, only_owned=False), **_buffers(run, wire, only_owned=False)}
     try:
         with _quiet():
-            load_tensors(
-                state, storage_reader=FileSystemReader(path), planner=BoxLoader(), no_dist=wire.size == 1
-            )
-    except (OSError, RuntimeError, CheckpointException) as error:
-        told = next(iter(str(error).splitlines()), type(error).__name__)
-        raise CheckpointError(f"{path}: the checkpoint cannot be read ({told}).") from error
+            # Every rank reads the boxes it needs by itself: there is nothing to wait for.
+            load_tensors(state, storage_reader=ContentsReader(path, known), planner=BoxLoader(), no_dist=True)
+    except (Exception, CheckpointException) as error:  # noqa: BLE001, damaged files may raise anything
+        cause = _cause(error)
+        told = next(iter(str(cause).splitlines()), type(cause).__name__).rstrip(".")
+        raise CheckpointError(f"{path}: the checkpoint cannot be read ({told}).") from None
+    wire.meet(f"end of reading {path.name}")
     return particulars.step
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What a rank met, out of what DCP wraps it in."""
+    if isinstance(error, CheckpointException):
+        return next((cause for cause, _ in error.failures.values()), error)
+    return error
 
 
 def _particulars(path: Path) -> Particulars:
@@ -194,13 +209,6 @@ def _particulars(path: Path) -> Particulars:
         raise CheckpointError(f"{path}: the checkpoint is damaged ({error}).") from None
 
 
-def _metadata(path: Path) -> Mapping[str, Any]:
-    try:
-        return FileSystemReader(path).read_metadata().state_dict_metadata
-    except Exception as error:  # noqa: BLE001, DCP unpickles its own metadata: anything may be in a damaged file
-        raise CheckpointError(f"{path}: the checkpoint is damaged ({type(error).__name__}).") from None
-
-
 def _check_model(path: Path, run: Run, stored: Mapping[str, Any]) -> None:
     for value in run.strategy.graph.values.values():
         if value.role not in (Role.WEIGHT, Role.BUFFER):
@@ -208,6 +216,8 @@ def _check_model(path: Path, run: Run, stored: Mapping[str, Any]) -> None:
         found = stored.get(f"model.{value.sources[0]}")
         if found is None:
             raise CheckpointError(f"{path}: this is of another model: it has no '{value.sources[0]}'.")
+        if not isinstance(found, TensorStorageMetadata):
+            raise CheckpointError(f"{path}: its '{value.sources[0]}' is no tensor.")
         wanted = value.stored_shape or value.shape
         if tuple(found.size) != wanted:
             raise CheckpointError(

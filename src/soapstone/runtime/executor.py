@@ -15,11 +15,15 @@ from torch import Tensor
 
 from soapstone.runtime.actions import Action, Backward, Exchanged, Forward, ReportLoss, SumGradients
 from soapstone.runtime.buffers import Buffers
+from soapstone.runtime.collectives import post
 from soapstone.runtime.inputs import Batch
+from soapstone.runtime.part import Part
 from soapstone.runtime.ports import added
 from soapstone.runtime.program import Program
 from soapstone.runtime.recording import Recorder
+from soapstone.runtime.replay import Replay
 from soapstone.runtime.wire import Pending, Wire
+from soapstone.tasks.exchange import Pattern
 
 
 def seed_of(seed: int, step: int, node: str) -> int:
@@ -31,7 +35,7 @@ def seed_of(seed: int, step: int, node: str) -> int:
 class Executor:
     """Runs a program step by step; gradients are left in the parameters."""
 
-    def __init__(self, program: Program, wire: Wire, seed: int = 0) -> None:
+    def __init__(self, program: Program, wire: Wire, seed: int = 0, *, replays: bool = True) -> None:
         self.program, self.wire, self.seed = program, wire, seed
         self._random = [run for run in program.links.node_runs.values() if run.op.random]
         self.buffers = Buffers(program.links, program.free)
@@ -44,8 +48,18 @@ class Executor:
         self._ends = self._region_ends()
         self._fired: dict[str, int] = {}
         self._expected = self._watch_parameters()
+        self.replay = self._replay() if replays else None
 
-    def gradients(self, batches: Sequence[Batch], step: int) -> Tensor:
+    def _replay(self) -> Replay | None:
+        """A recording of the whole pass, where there is a GPU and nothing to wait for; random numbers
+        come from a new seed in each step, which a recording could not have."""
+        if self.wire.device.type != "cuda" or self.wire.size > 1 or self._random:
+            return None
+        self.program.free.holds_still = True
+        parameters = [holding.parameter for holding in self.program.held]
+        return Replay(self._walk, self._forget, parameters, self.wire.device)
+
+    def gradients(self, batches: Sequence[Batch | Part], step: int) -> Tensor:
         """Compute the mean gradient over the batches, summed over ranks, and give the mean loss."""
         for seed in self.program.seeds:
             seed.scale = 1.0 / len(batches)
@@ -58,11 +72,19 @@ class Executor:
         self._sums.clear()
         return torch.stack(losses).sum()
 
-    def _pass(self, batch: Batch, step: int, number: int) -> Tensor:
+    def _pass(self, batch: Batch | Part, step: int, number: int) -> Tensor:
         """One forward and backward pass; the loss, divided by the number of batches."""
-        self.program.free.begin(batch)
+        self.program.free.take(batch)
         for run in self._random:
             run.seed = seed_of(self.seed, step, f"{run.node.name}/{number}" if number else run.node.name)
+        is_one = number == 0 and self._sums_gradients
+        if self.replay is not None and is_one and self.recorder is None:
+            return self.replay()
+        return self._walk()
+
+    def _walk(self) -> Tensor:
+        """Do all actions on the batch that was taken."""
+        self.program.free.compute()
         self._fired = dict.fromkeys(self._fired, 0)
         actions, self._cursor, released = self.program.actions, 0, 0
         while self._cursor < len(actions):
@@ -73,6 +95,7 @@ class Executor:
                 for port in self.program.releases[released]:
                     port.clear()
                 released += 1
+        self.program.free.finish()
         self.buffers.update(self.wire)
         self.wire.settle()
         assert self._loss is not None
@@ -104,6 +127,8 @@ class Executor:
                     self._region_end = self._ends[action.region.number]
                     action.region.backward()
                     self._region_end = 0
+            case Exchanged() if action.pattern is not Pattern.TRANSFER:
+                post(action, self.wire)
             case Exchanged():
                 for arrival in action.arrivals:
                     arrival.post(self.wire)
@@ -223,3 +248,10 @@ class Executor:
             shard.clear()
         for statistics in self.program.links.statistics.values():
             statistics.clear()
+
+    def _forget(self) -> None:
+        """Drop what a pass that broke off has left."""
+        self._loss = None
+        self._clear()
+        for region in self.program.regions.values():
+            region.clear()

@@ -1,7 +1,9 @@
 """Free values: what a rank makes for itself from the batch, constants and buffers, without weights.
 
 They are computed whole, by torch's own functions, before the tasks of a step; what depends on no input
-and on no buffer that changes is computed once.
+and on no buffer that changes is computed once. Of a Part of a batch only this rank's rows are right in
+them, which is all that its shards read; sums over samples are added up over ranks (`rows`), and waited for
+when somebody reads them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from soapstone.errors import TrainingError
 from soapstone.graph import Graph, Node, Role, Value
 from soapstone.ops.definitions.dtypes import torch_dtype
 from soapstone.ops.op import Shard
+from soapstone.runtime.part import Part, part_shape, sample_axes
+from soapstone.runtime.rows import Rows, points_of, runs
+from soapstone.runtime.wire import Pending, Wire
 from soapstone.strategy.blocks import free_values
 
 Batch = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
@@ -28,10 +33,20 @@ class FreeValues:
         graph: Graph,
         constants: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
-        place: torch.device,
+        wire: Wire,
+        rows: Rows,
     ) -> None:
-        self.graph, self.place = graph, place
+        self.graph, self.wire, self.place = graph, wire, wire.device
+        place = wire.device
         self.inputs = list(graph.with_role(Role.INPUT))
+        self.rows, self._owned = rows.read[wire.rank], runs(rows.owned[wire.rank])
+        self._axes = sample_axes(graph)
+        self._sums = rows.sums
+        self._pending: Pending | None = None  # the sums over samples, under way
+        self._late: dict[str, None] = {}  # what has to wait for them
+        self.holds_still = False  # whether every batch is copied to the same memory
+        self._is_part = False
+        self._rooms: dict[str, Tensor] = {}  # whole inputs, of which a Part fills the rows
         self.buffers = {name: tensor.detach().to(place).clone() for name, tensor in buffers.items()}
         fixed = {value.name: _constant(value, constants, place) for value in graph.with_role(Role.CONSTANT)}
         free = free_values(graph)
@@ -48,15 +63,90 @@ class FreeValues:
                 self._run(node)
 
     def __getitem__(self, name: str) -> Tensor:
+        if name in self._late:
+            self.finish()
         return self._tensors[name]
 
-    def begin(self, batch: Batch) -> None:
-        """Take a batch, and compute what follows from it."""
-        for value, tensor in zip(self.inputs, self._ordered(batch), strict=True):
-            self._tensors[value.name] = _checked(value, tensor).to(self.place)
+    def take(self, batch: Batch | Part) -> None:
+        """Take a batch, or the rows of one that this rank reads."""
+        self._is_part = isinstance(batch, Part)
+        tensors = self._ordered(batch.tensors if isinstance(batch, Part) else batch)
+        for value, tensor in zip(self.inputs, tensors, strict=True):
+            axis = self._axes.get(value.name)
+            if isinstance(batch, Part) and axis is not None and len(self.rows) != value.shape[axis]:
+                self._tensors[value.name] = self._filled(value, axis, tensor)
+                continue
+            given = _checked(value, tensor, value.shape)
+            if self.holds_still:
+                self._tensors[value.name] = self._room(value).copy_(given, non_blocking=True)
+            else:
+                self._tensors[value.name] = given.to(self.place)
+
+    def compute(self) -> None:
+        """Compute what follows from the batch."""
         self._tensors.update(self.buffers)
+        if self._is_part and self._sums and self.wire.size > 1:
+            self._run_with_sums()
+            return
         for node in self._each_step:
             self._run(node)
+
+    def _run_with_sums(self) -> None:
+        """Compute all that needs no sum over samples, and have those sums added up over ranks."""
+        partial: list[Tensor] = []
+        for node in self._each_step:
+            if node.name in self._sums:
+                partial.append(self._partial(node))
+                self._late.update(dict.fromkeys(node.outputs))
+            elif any(name in self._late for name in node.reads):
+                self._late.update(dict.fromkeys(node.outputs))
+            else:
+                self._run(node)
+        self._pending = self.wire.report(torch.stack(partial), "sums over samples")
+
+    def _partial(self, node: Node) -> Tensor:
+        """A sum over the samples that this rank answers for."""
+        signature, count = self.graph.signature(node), self.graph.sample_count
+        assert count is not None
+        total = torch.zeros((), dtype=torch.float64, device=self.place)
+        for samples in self._owned:
+            box = points_of(signature, self._sums[node.name], samples, count)
+            (made,) = self._made(node, Shard(signature, box, dtype=self.graph.value(node.outputs[0]).dtype))
+            total += made
+        return total
+
+    def finish(self) -> None:
+        """Wait for the sums over samples, and compute what follows from them."""
+        if self._pending is None:
+            return
+        totals, self._pending = self._pending.wait(), None
+        late, self._late = self._late, {}
+        sums = [node for node in self._each_step if node.name in self._sums]
+        for node, total in zip(sums, totals, strict=True):
+            (name,) = node.outputs
+            self._tensors[name] = total.to(torch_dtype(self.graph.value(name).dtype))
+        for node in self._each_step:
+            if node.name not in self._sums and any(name in late for name in node.outputs):
+                self._run(node)
+
+    def _filled(self, value: Value, axis: int, tensor: Tensor) -> Tensor:
+        """A whole input with the rank's rows in their places; nobody reads the others."""
+        part = _checked(value, tensor, part_shape(value, axis, len(self.rows))).to(self.place)
+        room, rows = self._room(value), self.rows
+        if not rows:
+            return room
+        if rows[-1] - rows[0] == len(rows) - 1:
+            room.narrow(axis, rows[0], len(rows)).copy_(part)
+        else:
+            room.index_copy_(axis, torch.tensor(rows, device=self.place), part)
+        return room
+
+    def _room(self, value: Value) -> Tensor:
+        """Memory for a whole input, the same for every batch."""
+        if value.name not in self._rooms:
+            dtype = torch_dtype(value.dtype)
+            self._rooms[value.name] = torch.zeros(value.shape, dtype=dtype, device=self.place)
+        return self._rooms[value.name]
 
     def _ordered(self, batch: Batch) -> list[Tensor]:
         """The batch's tensors in the order of the graph's inputs."""
@@ -77,10 +167,12 @@ class FreeValues:
     def _run(self, node: Node) -> None:
         signature = self.graph.signature(node)
         shard = Shard(signature, signature.points, dtype=self.graph.value(node.outputs[0]).dtype)
+        self._tensors.update(zip(node.outputs, self._made(node, shard), strict=True))
+
+    def _made(self, node: Node, shard: Shard) -> Sequence[Tensor]:
         operands = [self._tensors[o] if isinstance(o, str) else o for o in node.operands]
         with torch.no_grad():
-            made = node.op.run(node.op.slices(operands, shard), node.attrs, shard)
-        self._tensors.update(zip(node.outputs, made, strict=True))
+            return node.op.run(node.op.slices(operands, shard), node.attrs, shard)
 
 
 def _constant(value: Value, constants: Mapping[str, Tensor], place: torch.device) -> Tensor:
@@ -93,13 +185,13 @@ def _constant(value: Value, constants: Mapping[str, Tensor], place: torch.device
     return torch.full(value.shape, value.fill, dtype=torch_dtype(value.dtype), device=place)
 
 
-def _checked(value: Value, tensor: object) -> Tensor:
+def _checked(value: Value, tensor: object, shape: tuple[int, ...]) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise TrainingError(f"input '{value.name}' of the batch is no tensor but {type(tensor).__name__}")
-    if tuple(tensor.shape) != value.shape:
+    if tuple(tensor.shape) != shape:
         raise TrainingError(
             f"input '{value.name}' of the batch has shape {list(tensor.shape)} where the plan is for"
-            f" {list(value.shape)}"
+            f" {list(shape)}"
         )
     if tensor.dtype != torch_dtype(value.dtype):
         raise TrainingError(

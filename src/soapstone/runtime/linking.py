@@ -13,7 +13,7 @@ on every rank: the number is the tag by which the two ends of a message know it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -22,11 +22,12 @@ from soapstone.graph import Graph
 from soapstone.ops.box import Box, Interval, intersection, volume
 from soapstone.ops.definitions.dtypes import torch_dtype
 from soapstone.ops.op import Shard
+from soapstone.runtime.collectives import Chosen
 from soapstone.runtime.localshard import Made, NodeRun
 from soapstone.runtime.ports import Arrival, Departure, Inbox, Outlet, Port
 from soapstone.runtime.seams import Statistics, StatisticsDeparture
 from soapstone.strategy.strategy import Strategy
-from soapstone.tasks.exchange import Exchange
+from soapstone.tasks.exchange import Exchange, Pattern
 from soapstone.tasks.placed import BACKWARD, FORWARD, SEAM, VALUE, Placed
 from soapstone.tasks.segments import Seam, segmented
 from soapstone.tasks.task import Key, TaskGraph
@@ -52,14 +53,23 @@ class Ports:
 
     arrivals: list[Arrival] = field(default_factory=list)
     departures: list[Departure] = field(default_factory=list)
+    pattern: Pattern = Pattern.TRANSFER
+    ranks: Sequence[int] = ()
 
 
 class Links:
     """Everything one rank's tasks read, leave, send and receive."""
 
-    def __init__(self, strategy: Strategy, tasks: TaskGraph, rank: int, place: torch.device) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        tasks: TaskGraph,
+        rank: int,
+        place: torch.device,
+        collectives: Chosen = frozenset(),
+    ) -> None:
         self.graph: Graph = strategy.graph
-        self.tasks, self.rank, self.place = tasks, rank, place
+        self.tasks, self.rank, self.place, self.collectives = tasks, rank, place, collectives
         self.blocks = placed_blocks(strategy)
         self.home = {name: p for p in self.blocks for name in p.block.writes}
         self.local: list[Where] = [
@@ -307,9 +317,20 @@ class Links:
                 continue
             inboxes[k] = Inbox(sink.box, dtype, self.place, adds)
             self.ports.append(inboxes[k])
+            total = self._total(key)
+            if total is not None:
+                inboxes[k].connect(total, sink.box)
+                continue
             for _, _, port, overlap in sorted(found.get(k, []), key=lambda part: part[:2]):
                 inboxes[k].connect(port, overlap)
         return inboxes
+
+    def _total(self, key: Key) -> Arrival | None:
+        """Where an all-reduce leaves the sum of all there is in an exchange, if it is one."""
+        ports = self.moves.get((key, 0))
+        if ports is None or ports.pattern is not Pattern.ALL_REDUCE:
+            return None
+        return min(ports.arrivals, key=lambda arrival: arrival.peer)
 
     def _contributions(
         self,
@@ -323,7 +344,9 @@ class Links:
         """For each sink on this rank what comes to it: (device, first source, port, box)."""
         found: dict[int, list[tuple[int, int, Outlet | Arrival, Box]]] = {}
         for m, move in enumerate(exchange.moves):
-            ports = Ports()
+            # Statistics are merged and not added: they go as messages.
+            is_collective = (key, m) in self.collectives and departure is Departure
+            ports = Ports(pattern=move.pattern if is_collective else Pattern.TRANSFER, ranks=move.devices)
             for tag, part in enumerate(move.transfers, self._numbers[key, m]):
                 if part.receiver == self.rank:
                     arrival = Arrival(part.box, dtype, part.sender, tag, name)

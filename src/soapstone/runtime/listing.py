@@ -37,7 +37,8 @@ def listed(links: Links, weights: Weights, order: Sequence[int]) -> list[Listed]
             move = key[:-2], key[-2]
             if move not in seen and move in links.moves:
                 ports = links.moves[move]
-                found.append((number, key, Exchanged(number, ports.arrivals, ports.departures)))
+                parts = (ports.arrivals, ports.departures, ports.pattern, ports.ranks)
+                found.append((number, key, Exchanged(number, *parts)))
             seen.add(move)
         found += [(number, key, p) for p in summed.get(number, []) if links.rank in p.holders]
     return found
@@ -55,13 +56,13 @@ def _places_of_sums(links: Links, weights: Weights, order: Sequence[int]) -> Map
     for name, pieces in weights.pieces.items():
         for piece in pieces:
             if piece.is_summed:
-                is_one = _is_one_sum(links.tasks.exchanges[piece.key])
+                is_one = is_one_sum(links.tasks.exchanges[piece.key])
                 place = ids[*piece.key, 0, 0] if is_one else last[weights.numbers[name]]
                 places.setdefault(place, []).append(piece)
     return places
 
 
-def _is_one_sum(exchange: Exchange) -> bool:
+def is_one_sum(exchange: Exchange) -> bool:
     """Whether an exchange is an all-reduce that waits for all that is to be added up."""
     if [move.pattern for move in exchange.moves] != [Pattern.ALL_REDUCE]:
         return False

@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from soapstone.ops.box import Box, relative_to, shape_of, slices
-from soapstone.runtime.wire import Pending, Wire
+from soapstone.ops.box import Box, relative_to, shape_of, slices, volume
+from soapstone.runtime.wire import Pending, Slot, Wire
 
 Index = tuple[slice, ...] | None
 """A part of a tensor; None for all of it."""
@@ -65,30 +65,35 @@ class Outlet:
 class Arrival:
     """A box that another rank sends; it is posted before it is waited for."""
 
-    __slots__ = ("box", "dtype", "name", "peer", "pending", "shape", "tag", "tensor")
+    __slots__ = ("box", "count", "dtype", "is_here", "name", "peer", "pending", "shape", "tag", "tensor")
 
     def __init__(self, box: Box, dtype: torch.dtype, peer: int, tag: int, name: str) -> None:
         self.box, self.dtype, self.peer, self.tag, self.name = box, dtype, peer, tag, name
-        self.shape = shape_of(box)
-        self.pending: Pending | None = None
+        self.shape, self.count = shape_of(box), volume(box)
+        self.pending: Pending | Slot | None = None
         self.tensor: Tensor | None = None
+        self.is_here = False
 
     def post(self, wire: Wire) -> None:
         """Be ready for the message."""
         self.pending = wire.receive(self.shape, self.dtype, self.peer, self.tag, self.name)
 
-    def take(self) -> Tensor:
-        """The box, once it is there."""
-        if self.tensor is None:
+    def expect(self, slot: Slot) -> None:
+        """Be a part of what a collective brings."""
+        self.pending = slot
+
+    def take(self) -> Tensor | None:
+        """The box, once it is there; None for zero."""
+        if not self.is_here:
             assert self.pending is not None, f"{self.name} is read before it is expected"
-            self.tensor, self.pending = self.pending.wait(), None
+            self.tensor, self.pending, self.is_here = self.pending.wait(), None, True
         return self.tensor
 
     def clear(self) -> None:
         """Forget the box, once it is there: a receive that is dropped would leave its message behind."""
         if self.pending is not None:
             self.pending.wait()
-        self.tensor = self.pending = None
+        self.tensor, self.pending, self.is_here = None, None, False
 
 
 class Departure:
@@ -109,11 +114,15 @@ class Departure:
 
     def post(self, wire: Wire) -> None:
         """Send the box."""
+        wire.send(self.total(wire.device), self.peer, self.tag, self.name)
+
+    def total(self, device: torch.device) -> Tensor:
+        """What is to be sent."""
         with torch.no_grad():
             total = added([outlet.part(index) for outlet, index in self.outlets])
-        if total is None:
-            total = torch.zeros(shape_of(self.box), dtype=self.dtype, device=wire.device)
-        wire.send(total, self.peer, self.tag, self.name)
+            if total is None:
+                return torch.zeros(shape_of(self.box), dtype=self.dtype, device=device)
+            return total.detach()
 
 
 def added(tensors: Sequence[Tensor | None]) -> Tensor | None:

@@ -7,12 +7,10 @@ end is when somebody took it, which is at least when it was there.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
-
-import torch.distributed as dist
 
 from soapstone.runtime.wire import Wire
 from soapstone.sim.reference import Timeline
@@ -32,8 +30,7 @@ class Recorder:
     def begin(self, wire: Wire) -> None:
         """Start the clock, on all ranks at once."""
         self.spans = {}
-        if wire.size > 1:
-            dist.barrier()
+        wire.meet("start of the recorded step")
         self._zero = perf_counter()
 
     def now(self) -> float:
@@ -54,11 +51,10 @@ def gathered_spans(spans: Spans, wire: Wire) -> Spans:
     """The spans of all ranks; a task of several lasts from the first start to the last end."""
     if wire.size == 1:
         return spans
-    found: list[Any] = [None] * wire.size
-    dist.all_gather_object(found, spans)
+    own = json.dumps([(task, *span) for task, span in spans.items()])
     together: Spans = {}
-    for own in found:
-        for task, (start_s, end_s) in own.items():
+    for said in wire.told_by_all(own, "recorded times"):
+        for task, start_s, end_s in json.loads(said):
             before = together.get(task, (start_s, end_s))
             together[task] = (min(start_s, before[0]), max(end_s, before[1]))
     return together

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from soapstone.errors import TrainingError
 from soapstone.graph import Graph, Role
+from soapstone.runtime.collectives import USED, chosen
 from soapstone.runtime.executor import Executor
 from soapstone.runtime.inputs import FreeValues
 from soapstone.runtime.linking import Links, placed_blocks
 from soapstone.runtime.order import execution_order
 from soapstone.runtime.program import Program
+from soapstone.runtime.rows import rows_of
 from soapstone.runtime.weights import Held, Weights
 from soapstone.runtime.wire import Wire
 from soapstone.sim.reference import Timeline
 from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.exchange import Pattern
 from soapstone.tasks.task import TaskGraph
 
 
@@ -60,7 +63,7 @@ class Run:
     executor: Executor
 
 
-def started(
+def started(  # noqa: PLR0913, all that a run is made of
     strategy: Strategy,
     tasks: TaskGraph,
     timeline: Timeline,
@@ -69,16 +72,23 @@ def started(
     *,
     seed: int = 0,
     fuse: bool = True,
+    replay: bool = True,
+    collectives: Sequence[Pattern] | None = None,
 ) -> Run:
-    """Link this rank's part of the task graph to the state's tensors."""
+    """Link this rank's part of the task graph to the state's tensors. `collectives` are those that the
+    backend does better than messages (None: as `USED` has it)."""
     graph = strategy.graph
     if graph.loss is None or graph.loss not in graph.differentiable:
         raise TrainingError(f"model '{graph.name}' has no loss that depends on a weight: nothing to train")
-    weights = Weights(graph, placed_blocks(strategy), tasks.exchanges)
+    blocks = placed_blocks(strategy)
+    weights = Weights(graph, blocks, tasks.exchanges)
     held = Held(weights, wire.rank, wire.device)
     held.load(state.weights)
-    free = FreeValues(graph, state.constants, state.buffers, wire.device)
-    links = Links(strategy, tasks, wire.rank, wire.device)
+    free = FreeValues(graph, state.constants, state.buffers, wire, rows_of(graph, blocks, wire.size))
+    used = USED[wire.backend] if collectives is None else collectives
+    summed = [p.holders for pieces in weights.pieces.values() for p in pieces if p.is_summed]
+    moves, groups = chosen(tasks, used, summed)
+    links = Links(strategy, tasks, wire.rank, wire.device, moves)
     program = Program(links, execution_order(tasks, timeline), weights, held, free, fuse=fuse)
-    wire.prepare(p.holders for pieces in weights.pieces.values() for p in pieces if p.is_summed)
-    return Run(strategy, weights, held, free, Executor(program, wire, seed))
+    wire.prepare([*summed, *groups])
+    return Run(strategy, weights, held, free, Executor(program, wire, seed, replays=replay))

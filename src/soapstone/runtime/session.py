@@ -36,11 +36,20 @@ def joined(device: str = "cpu", timeout_s: float = TIMEOUT_S) -> Wire:
         try:
             _start("nccl" if own_gpu else "gloo", timedelta(seconds=timeout_s))
         except (RuntimeError, ValueError) as error:
-            told = next(iter(str(error).splitlines()), type(error).__name__)
-            raise TrainingError(f"the ranks did not find each other: {told}") from error
+            raise TrainingError(_not_found(error, timeout_s)) from error
     if not dist.is_initialized():
         return Wire(device=place, timeout_s=timeout_s)
     return Wire(dist.get_rank(), dist.get_world_size(), place, timeout_s)
+
+
+def _not_found(error: BaseException, timeout_s: float) -> str:
+    """What a rank waited for that did not find the others."""
+    told = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+    address = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+    return (
+        f"rank {os.environ['RANK']} did not find the other ranks of {os.environ['WORLD_SIZE']} at {address}"
+        f" within {timeout_s:g} s: {told}"
+    )
 
 
 def _start(backend: str, timeout: timedelta) -> None:
@@ -56,7 +65,12 @@ def _place(device: str) -> torch.device:
     if device == "cpu":
         return torch.device("cpu")
     place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    torch.cuda.set_device(place)
+    try:
+        torch.cuda.set_device(place)
+        torch.zeros(1, device=place)  # a context is made now, not amid the first step
+    except RuntimeError as error:
+        told = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+        raise TrainingError(f"GPU {place.index} cannot be used: {told}") from error
     return place
 
 

@@ -9,11 +9,11 @@ model.load_state_dict(trainer.state_dict())
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,22 +25,29 @@ from soapstone.runtime import checkpoint
 from soapstone.runtime.gathering import gathered, write_safetensors
 from soapstone.runtime.inputs import Batch
 from soapstone.runtime.optimizing import OptimizerOf, clip, localized
+from soapstone.runtime.part import Part
 from soapstone.runtime.recording import Recorder, gathered_spans, recorded
 from soapstone.runtime.run import Run, State, started
+from soapstone.runtime.sources import Source, batches_of
 from soapstone.runtime.wire import Wire
 from soapstone.sim.reference import Timeline
+from soapstone.tasks.exchange import Pattern
 from soapstone.tasks.task import TaskGraph, TaskKind
 
 
 @dataclass(frozen=True)
 class Options:
     """How to train, beside the optimizer: clip gradients to this norm; the mean gradient of so many
-    batches for each step; the seed of dropout; whether runs of tasks are taken back together."""
+    batches for each step; the seed of dropout; whether runs of tasks are taken back together; whether
+    steps on one GPU are recorded and replayed; the collectives that are used (None: those that the backend
+    does better than messages)."""
 
     clip_norm: float | None = None
     accumulate: int = 1
     seed: int = 0
     fuse: bool = True
+    replay: bool = True
+    collectives: tuple[Pattern, ...] | None = None
 
 
 class Trainer:
@@ -73,21 +80,43 @@ class Trainer:
             wire,
             seed=self.options.seed,
             fuse=self.options.fuse,
+            replay=self.options.replay,
+            collectives=self.options.collectives,
         )
         sources = {s: v.name for v in plan.graph.values.values() for s in v.sources}
         self.optimizer = localized(optimizer, parameters, sources, self.run.held)
         self.steps_done = 0
 
-    def step(self, batch: Batch | Sequence[Batch]) -> float:
-        """Train on a batch (on `accumulate` of them, in a list) and give its loss."""
-        try:
-            return self._step(batch)
-        except Exception as error:
-            self.wire.tell(str(error) or type(error).__name__)
-            raise
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The samples of a batch that this rank reads, ascending: all that it has to load."""
+        return self.run.free.rows
 
-    def _step(self, batch: Batch | Sequence[Batch]) -> float:
-        batches: list[Any] = [batch] if self.options.accumulate == 1 else list(batch)
+    def part(self, tensors: Batch) -> Part:
+        """A batch of which only the samples `rows` were loaded, for `step`."""
+        return Part(tensors)
+
+    def batches(
+        self, source: Source, *, whole: bool = False, shuffle_seed: int | None = None
+    ) -> Iterator[Batch | Part]:
+        """Batches for `step`, from the step on that is next: of a function with a parameter `rows` and of
+        a map-style dataset only what this rank reads, or, with `whole`, all samples. A dataset goes round
+        and round, in its own order or, with a seed, in another one each time."""
+        rows = range(self.plan.graph.sample_count or 0) if whole else self.rows
+        done = self.steps_done * self.options.accumulate
+        found = batches_of(source, self.plan.graph, rows, done, shuffle_seed)
+        if not whole:
+            return found
+        return (batch.tensors if isinstance(batch, Part) else batch for batch in found)
+
+    def step(self, batch: Batch | Part | Sequence[Batch | Part]) -> float:
+        """Train on a batch (on `accumulate` of them, in a list) and give its loss."""
+        with self.wire.telling():
+            return self._step(batch)
+
+    def _step(self, batch: Batch | Part | Sequence[Batch | Part]) -> float:
+        is_one = self.options.accumulate == 1 or isinstance(batch, Part)
+        batches: list[Any] = [batch] if is_one else list(cast(Sequence[Any], batch))
         if len(batches) != self.options.accumulate:
             raise TrainingError(
                 f"a step takes {self.options.accumulate} batches, not {len(batches)}: see `accumulate`"
@@ -115,7 +144,7 @@ class Trainer:
                 if task.kind is TaskKind.UPDATE and task.key[-1] == self.wire.rank:
                     recorder.note(number, start, recorder.now())
 
-    def traced_step(self, batch: Batch) -> tuple[float, TaskGraph, Timeline]:
+    def traced_step(self, batch: Batch | Part) -> tuple[float, TaskGraph, Timeline]:
         """A step with its real timeline: the loss, the task graph with real durations, and the times.
         Make the trainer with `fuse=False`, or tasks that were taken back together have one time."""
         recorder = self.run.executor.recorder = Recorder()
@@ -124,24 +153,28 @@ class Trainer:
             loss = self.step(batch)
         finally:
             self.run.executor.recorder = None
-        spans = gathered_spans(recorder.spans, self.wire)
+        with self.wire.telling():
+            spans = gathered_spans(recorder.spans, self.wire)
         return loss, *recorded(self.simulated.tasks, spans)
 
-    def train(self, batches: Iterable[Batch]) -> list[float]:
+    def train(self, batches: Iterable[Batch | Part]) -> list[float]:
         """Train on all batches; the losses."""
         return [self.step(batch) for batch in batches]
 
     def state_dict(self) -> dict[str, Tensor]:
         """All weights and buffers, whole, under the module's names and in its shapes, on every rank."""
-        return gathered(self.run, self.wire)
+        with self.wire.telling():
+            return gathered(self.run, self.wire)
 
     def save(self, folder: Path | str) -> Path:
         """Write a checkpoint into a folder, from all ranks at once; the checkpoint's own path."""
-        return checkpoint.save(Path(folder), self.run, self.optimizer, self.steps_done, self.wire)
+        with self.wire.telling():
+            return checkpoint.save(Path(folder), self.run, self.optimizer, self.steps_done, self.wire)
 
     def load(self, folder: Path | str) -> None:
         """Go on from the last complete checkpoint of a folder, whatever plan it was written under."""
-        self.steps_done = checkpoint.load(Path(folder), self.run, self.optimizer, self.wire)
+        with self.wire.telling():
+            self.steps_done = checkpoint.load(Path(folder), self.run, self.optimizer, self.wire)
 
     def export(self, path: Path | str) -> None:
         """Write the weights and buffers as one safetensors file, under the module's names."""

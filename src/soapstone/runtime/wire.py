@@ -3,7 +3,7 @@
 What torch.distributed asks of its users, and this module sees to: a tensor that is sent is contiguous,
 and it and its Work live until the send is done; a receive has room for exactly what comes; process
 groups are made by all ranks in the same order, and once (each costs milliseconds, threads and file
-descriptors). On GPUs that gloo serves, messages are staged in host memory.
+descriptors). On GPUs that gloo serves, messages are staged in host memory (`staging`).
 
 A wait that fails, because a rank is gone or because nothing came in time, says what it was for; rank 0
 asks the others what they were waiting for and says it in one sentence.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from time import monotonic, perf_counter, sleep
 from typing import Any
@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from soapstone.errors import TrainingError
+from soapstone.runtime.staging import Staging
 
 TIMEOUT_S = 300.0
 """[choice] How long a rank waits for another before it gives up."""
@@ -38,11 +39,18 @@ _WAITED, _FAILED = "soapstone/waited/", "soapstone/failed/"
 class Pending:
     """A message or collective under way; `wait` gives the tensor that it brings."""
 
-    __slots__ = ("buffer", "on_done", "what", "wire", "work")
+    __slots__ = ("brought", "buffer", "on_done", "what", "wire", "work")
 
     def __init__(self, wire: Wire, work: Any, buffer: Tensor, what: str) -> None:
         self.wire, self.work, self.buffer, self.what = wire, work, buffer, what
         self.on_done: Callable[[], None] | None = None
+        self.brought: Tensor | None = None
+
+    def once(self) -> Tensor:
+        """The tensor, for several who wait for it."""
+        if self.brought is None:
+            self.brought = self.wait()
+        return self.brought
 
     def wait(self) -> Tensor:
         """The tensor, once it is there."""
@@ -55,8 +63,24 @@ class Pending:
             self.wire.waited_s += perf_counter() - start
         if self.on_done is not None:
             self.on_done()
-        device = self.wire.device
-        return self.buffer if self.buffer.device == device else self.buffer.to(device)
+        return self.wire.brought(self.buffer)
+
+
+class Slot:
+    """A part of what a collective brings; None where it brings nothing here."""
+
+    __slots__ = ("on_done", "part", "shape", "shared")
+
+    def __init__(self, shared: Pending, part: slice | None, shape: Sequence[int]) -> None:
+        self.shared, self.part, self.shape = shared, part, tuple(shape)
+        self.on_done: Callable[[], None] | None = None
+
+    def wait(self) -> Tensor | None:
+        """The part, once it is there."""
+        whole = self.shared.once()
+        if self.on_done is not None:
+            self.on_done()
+        return None if self.part is None else whole.view(-1)[self.part].view(self.shape)
 
 
 class Wire:
@@ -68,44 +92,99 @@ class Wire:
         self.rank, self.size, self.timeout_s = rank, size, timeout_s
         self.device = device or torch.device("cpu")
         backend = dist.get_backend() if dist.is_initialized() else "gloo"
+        self.backend = "gloo" if backend == "gloo" else "nccl"
         self.host = torch.device("cpu") if backend == "gloo" else self.device
+        is_staged = self.device.type == "cuda" and self.host.type == "cpu" and size > 1
+        self._staging = Staging(self.device) if is_staged else None
         self._groups: dict[tuple[int, ...], Any] = {}
         self._sent: list[Pending] = []
         self.waited_s = 0.0  # in all, since the start
+
+    def _out(self, tensor: Tensor, what: str, post: Any, *args: Any, **options: Any) -> tuple[Tensor, Any]:
+        """Post a tensor, from host memory where that is needed: what was posted, and its work."""
+        if self._staging is not None and tensor.device != self.host:
+            return self._staging.out(tensor, lambda staged: post(staged, *args, **options))
+        self._drain()
+        staged = tensor.detach().to(self.host).contiguous()
+        return staged, self._posted(what, post, staged, *args, **options)
+
+    def _room(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        if self._staging is not None:
+            return self._staging.room(shape, dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device=self.host)
+
+    def _drain(self) -> None:
+        if self._staging is not None:
+            self._staging.drain()
+
+    def brought(self, buffer: Tensor) -> Tensor:
+        """A tensor that has arrived, where this rank's tensors live."""
+        if buffer.device == self.device:
+            return buffer
+        return buffer.to(self.device) if self._staging is None else self._staging.into(buffer)
 
     def prepare(self, groups: Iterable[Sequence[int]]) -> None:
         """Make the process groups that will be needed; every rank must ask for the same ones."""
         for ranks in sorted({tuple(sorted(group)) for group in groups}):
             if ranks not in self._groups:
+                what = f"the group of ranks {', '.join(map(str, ranks))}"
                 timeout = timedelta(seconds=self.timeout_s)
-                self._groups[ranks] = dist.new_group(list(ranks), timeout=timeout)
+                self._groups[ranks] = self._posted(what, dist.new_group, list(ranks), timeout=timeout)
 
     def send(self, tensor: Tensor, peer: int, tag: int, what: str) -> None:
         """Send a tensor, which must not change until `settle`."""
-        staged = tensor.detach().to(self.host).contiguous()
-        work = self._posted(what, dist.isend, staged, peer, tag=tag)
+        staged, work = self._out(tensor, what, dist.isend, peer, tag=tag)
         self._sent.append(Pending(self, work, staged, f"rank {peer} to take '{what}'"))
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, peer: int, tag: int, what: str) -> Pending:
         """Receive a tensor."""
-        buffer = torch.empty(tuple(shape), dtype=dtype, device=self.host)
+        buffer = self._room(shape, dtype)
         work = self._posted(what, dist.irecv, buffer, peer, tag=tag)
         return Pending(self, work, buffer, f"'{what}' from rank {peer}")
 
     def sum_up(self, tensor: Tensor, ranks: Sequence[int], what: str) -> Pending:
         """Add a tensor up over ranks; it is overwritten where it need not be staged."""
-        staged = tensor.detach().to(self.host).contiguous()
-        group = self._groups[tuple(sorted(ranks))]
-        work = self._posted(what, dist.all_reduce, staged, group=group, async_op=True)
+        group = self._group(ranks)
+        staged, work = self._out(tensor, what, dist.all_reduce, group=group, async_op=True)
         return Pending(self, work, staged, f"the sum of '{what}' over ranks {', '.join(map(str, ranks))}")
+
+    def gather_up(self, tensor: Tensor, ranks: Sequence[int], what: str) -> Pending:
+        """Everyone's tensor of this shape, one after the other in the order of the ranks."""
+        room, group = self._room((len(ranks), *tensor.shape), tensor.dtype), self._group(ranks)
+        _, work = self._out(
+            tensor, what, lambda own: dist.all_gather(list(room), own, group=group, async_op=True)
+        )
+        return Pending(self, work, room, f"'{what}' of ranks {', '.join(map(str, ranks))}")
+
+    def swap(self, tensor: Tensor, ranks: Sequence[int], count: int, what: str) -> Pending:
+        """What each of the others has for this rank, so many elements each, in the order of the ranks;
+        `tensor` is what it has for them."""
+        room, group = self._room(tensor.shape, tensor.dtype), self._group(ranks)
+        cuts = [0 if rank == self.rank else count for rank in sorted(ranks)]
+        _, work = self._out(
+            tensor,
+            what,
+            lambda own: dist.all_to_all_single(room, own, cuts, cuts, group=group, async_op=True),
+        )
+        return Pending(self, work, room, f"'{what}' from ranks {', '.join(map(str, ranks))}")
+
+    def scatter_sum(self, tensor: Tensor, ranks: Sequence[int], count: int, what: str) -> Pending:
+        """The sum over ranks of this rank's part of a tensor, so many elements."""
+        room, group = self._room((count,), tensor.dtype), self._group(ranks)
+        _, work = self._out(
+            tensor, what, lambda own: dist.reduce_scatter_tensor(room, own, group=group, async_op=True)
+        )
+        return Pending(self, work, room, f"the sum of '{what}' over ranks {', '.join(map(str, ranks))}")
+
+    def _group(self, ranks: Sequence[int]) -> Any:
+        return self._groups[tuple(sorted(ranks))]
 
     def report(self, tensor: Tensor, what: str) -> Pending:
         """Add a tensor up over all ranks, apart from all other sums: it may be asked for at another
         place in the order on each rank."""
         if self.size == 1:
             return Pending(self, None, tensor, what)
-        staged = tensor.detach().to(self.host).contiguous()
-        work = self._posted(what, dist.all_reduce, staged, async_op=True)
+        staged, work = self._out(tensor, what, dist.all_reduce, async_op=True)
         return Pending(self, work, staged, f"the sum of '{what}' over all ranks")
 
     def shared(
@@ -114,10 +193,8 @@ class Wire:
         """The owner's tensor, on every rank; others give None."""
         if self.size == 1 and tensor is not None:
             return tensor
-        if tensor is None:
-            buffer = torch.empty(tuple(shape), dtype=dtype, device=self.host)
-        else:
-            buffer = tensor.to(self.host).contiguous()
+        buffer = self._room(shape, dtype) if tensor is None else tensor.to(self.host).contiguous()
+        self._drain()
         work = self._posted(what, dist.broadcast, buffer, owner, async_op=True)
         return Pending(self, work, buffer, f"'{what}' from rank {owner}").wait()
 
@@ -131,11 +208,39 @@ class Wire:
         """Refuse to go on unless every rank says the same text; `what` names it."""
         if self.size == 1:
             return
-        texts: list[Any] = [None] * self.size
-        self._posted(what, dist.all_gather_object, texts, text)
+        texts = self.told_by_all(text, what)
         for rank, other in enumerate(texts):
             if other != texts[0]:
                 raise TrainingError(f"rank {rank} has another {what} than rank 0: start all with the same")
+
+    def meet(self, what: str) -> None:
+        """Wait until every rank has come here."""
+        if self.size > 1:
+            token = torch.zeros(1, device=self.host)
+            self._drain()
+            work = self._posted(what, dist.all_reduce, token, async_op=True)
+            Pending(self, work, token, f"all ranks to come to the {what}").wait()
+
+    def told_by_all(self, text: str, what: str) -> list[str]:
+        """What each rank says, on every rank. It travels as bytes: nothing is pickled."""
+        if self.size == 1:
+            return [text]
+        own = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.host)
+        lengths = self._gathered(torch.tensor([own.numel()], device=self.host), what)
+        room = torch.zeros(max(int(length) for length in lengths), dtype=torch.uint8, device=self.host)
+        room[: own.numel()] = own
+        return [
+            bytes(said[: int(length)].tolist()).decode()
+            for said, length in zip(self._gathered(room, what), lengths, strict=True)
+        ]
+
+    def _gathered(self, tensor: Tensor, what: str) -> list[Tensor]:
+        """Everyone's tensor of this shape."""
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._drain()
+        work = self._posted(what, dist.all_gather, found, tensor, async_op=True)
+        Pending(self, work, tensor, f"the {what} of all ranks").wait()
+        return found
 
     # -- when something goes wrong ------------------------------------------------------------------
 
@@ -150,6 +255,15 @@ class Wire:
         if self.size > 1:
             with contextlib.suppress(RuntimeError, ValueError, AttributeError):
                 dist.distributed_c10d._get_default_store().set(f"{_FAILED}{self.rank}", sentence)
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Whatever is raised within is told to the other ranks too."""
+        try:
+            yield
+        except Exception as error:
+            self.tell(str(error) or type(error).__name__)
+            raise
 
     def failure(self, what: str, error: BaseException) -> TrainingError:
         """What to say when a wait failed; rank 0 says it for all."""

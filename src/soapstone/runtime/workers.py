@@ -31,9 +31,10 @@ it a convolution meets thousands of page faults."""
 Process = subprocess.Popen[bytes]
 
 
-def run_workers(count: int, arguments: Sequence[str]) -> int:
-    """Run `soapstone ARGUMENTS` as so many ranks; 0 if all went well, 2 if rank 0 has said what did not."""
-    common = _environment(count)
+def run_workers(count: int, arguments: Sequence[str], told: Mapping[str, str] | None = None) -> int:
+    """Run `soapstone ARGUMENTS` as so many ranks; 0 if all went well, 2 if rank 0 has said what did not.
+    `told` is set in the environment of each."""
+    common = {**_environment(count), **(told or {})}
     with tempfile.TemporaryFile() as said:
         processes: list[Process] = []
         try:

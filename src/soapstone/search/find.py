@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 from types import MappingProxyType
 
@@ -17,10 +18,12 @@ from soapstone.errors import SearchError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.machine.checks import did_you_mean
-from soapstone.plan import Plan, Simulation, simulation
+from soapstone.machine.units import Quantity
+from soapstone.plan import Plan, Simulation, planned, simulation
 from soapstone.search.baselines import applicable, baseline
+from soapstone.search.exact import exact_search, lower_bound
 from soapstone.search.mcmc import RULES, Budget, mcmc
-from soapstone.search.report import SearchReport, ShowSearch
+from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport
 from soapstone.strategy.blocks import blocks
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import native_tasks
@@ -32,15 +35,36 @@ RESORTS = ("data_parallel", "optcnn", *EXPERTS, "model_parallel")
 """The baselines that are tried when what was found does not fit in memory."""
 
 
+LONGEST_S = 365 * 24 * 3600
+"""[choice] The longest budget: a year."""
+
+_BUDGET = Quantity(
+    "a time to search",
+    "seconds, or a time such as 30s, 5m or 0.5h",
+    {"": Fraction(1), "ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)},
+    ("h", "m", "s", "ms"),
+)
+
+
+def budget_seconds(text: str) -> float:
+    """The seconds that `30s`, `5m`, `0.5h` or `90` means; a ValueError says what is wrong with it."""
+    seconds = _BUDGET.exactly(text)
+    if not 0 < seconds <= LONGEST_S:
+        raise ValueError(f"is {text!r}; it must be above 0 and at most a year")
+    return float(seconds)
+
+
 @dataclass(frozen=True)
 class Options:
-    """How to search, and what for: `optimizer` says how much memory a weight takes."""
+    """How to search, and what for: `optimizer` says how much memory a weight takes, `slack` by what part the
+    strategy may take longer than the best that was found, if links are then less busy."""
 
     search: str = "mcmc"
     budget: Budget = field(default_factory=Budget)
     seed: int = 0
     threads: int = 2
     optimizer: str = "momentum"
+    slack: float = 0.0
 
 
 Search = Callable[[Graph, Machine, AnalyticCosts, Options, ShowSearch | None], SearchReport]
@@ -63,11 +87,45 @@ def _by_chains(
         seed=options.seed,
         threads=options.threads,
         optimizer=options.optimizer,
+        slack=options.slack,
         show=show,
     )
 
 
-SEARCHES: Mapping[str, Search] = MappingProxyType({name: partial(_by_chains, name) for name in RULES})
+def _exactly(
+    graph: Graph,
+    machine: Machine,
+    costs: AnalyticCosts,
+    options: Options,
+    show: ShowSearch | None,
+) -> SearchReport:
+    budget_s = options.budget.seconds
+
+    def progress(best_s: float, lower_bound_s: float, _: int) -> None:
+        if show is not None:
+            show(lower_bound_s / best_s, f"{best_s * 1e3:.4g} ms, at least {lower_bound_s * 1e3:.4g}")
+
+    found = exact_search(graph, machine, costs, budget_s=budget_s, progress=progress)
+    start = StartReport(
+        "exact", found.makespan_s, found.makespan_s, found.bounded, found.simulated, found.stop
+    )
+    return SearchReport(
+        "exact",
+        options.seed,
+        found.strategy,
+        found.makespan_s,
+        found.fits,
+        (CurvePoint(found.elapsed_s, found.bounded, found.makespan_s),),
+        (start,),
+        found.elapsed_s,
+        found.stop,
+        found.lower_bound_s,
+    )
+
+
+SEARCHES: Mapping[str, Search] = MappingProxyType(
+    {**{name: partial(_by_chains, name) for name in RULES}, "exact": _exactly}
+)
 """Every way to search, by name."""
 
 
@@ -83,7 +141,10 @@ def find(
         raise SearchError(
             f"model '{graph.name}' has nothing to split: no operator of it depends on a weight; give it one"
         )
-    return search_named(options.search)(graph, machine, costs, options, show)
+    report = search_named(options.search)(graph, machine, costs, options, show)
+    if report.lower_bound_s is None:
+        report = replace(report, lower_bound_s=lower_bound(graph, machine, costs).seconds)
+    return report
 
 
 def search_named(name: str) -> Search:
@@ -103,26 +164,32 @@ class Settled:
     instead: str | None = None
 
 
-def settled(report: SearchReport, machine: Machine, model: str, options: Options) -> Settled:
+def settled(
+    report: SearchReport, machine: Machine, costs: AnalyticCosts, model: str, options: Options
+) -> Settled:
     """The plan that a search leads to. One that does not fit is never preferred to one that does."""
-    simulated = simulation(report.strategy, machine, optimizer=options.optimizer)
+    simulated = simulation(report.strategy, machine, costs, options.optimizer)
     fits = simulated.prediction.fits(machine)
     chosen, instead = report.strategy, None
     if not fits:
-        for name, strategy in _fastest_first(report.strategy.graph, machine, options.seed):
-            other = simulation(strategy, machine, optimizer=options.optimizer)
+        for name, strategy in _fastest_first(report.strategy.graph, machine, costs, options.seed):
+            other = simulation(strategy, machine, costs, options.optimizer)
             if other.prediction.fits(machine):
                 simulated, chosen, instead, fits = other, strategy, name, True
                 break
     taken = replace(report, strategy=chosen, makespan_s=simulated.timeline.makespan_s, fits=fits)
     document = {**taken.document(), "instead": instead}
-    plan = Plan(chosen, machine, simulated.prediction, model, optimizer=options.optimizer, search=document)
+    plan = planned(
+        chosen, machine, simulated, costs, model=model, optimizer=options.optimizer, search=document
+    )
     return Settled(plan, simulated, instead)
 
 
-def _fastest_first(graph: Graph, machine: Machine, seed: int) -> Iterator[tuple[str, Strategy]]:
+def _fastest_first(
+    graph: Graph, machine: Machine, costs: AnalyticCosts, seed: int
+) -> Iterator[tuple[str, Strategy]]:
     """The baselines to fall back on, the fastest first."""
-    costs, names = AnalyticCosts(), {each.name for each in applicable(graph, machine)}
+    names = {each.name for each in applicable(graph, machine)}
     found = {name: baseline(name, graph, machine, costs, seed) for name in RESORTS if name in names}
 
     def seconds(item: tuple[str, Strategy]) -> float:

@@ -147,7 +147,8 @@ def mcmc(  # noqa: PLR0913, a search has that many sides
     search = _Search(graph, machine, costs or AnalyticCosts(), rules, budget or Budget(), seed, limits)
     stop = search.run(threads, slack, show)
     record = search.record
-    assert record.strategy is not None
+    if record.strategy is None:
+        raise KeyboardInterrupt  # before the first strategy was looked at
     return SearchReport(
         rules.name,
         seed,
@@ -171,10 +172,12 @@ class _Limits:
 
 @dataclass
 class _Record:
-    """The best strategy of all chains so far. Chains on several threads offer theirs."""
+    """The best strategy of all chains so far, the first chain's of equally good ones. Chains on several
+    threads offer theirs."""
 
     excess_bytes: float = float("inf")
     best_s: float = float("inf")
+    number: int = 0  # of the chain
     strategy: Strategy | None = None
     proposals: int = 0
     curve: list[CurvePoint] = field(default_factory=list)
@@ -184,11 +187,12 @@ class _Record:
         """Take note of proposals, and of what they brought."""
         with self.lock:
             self.proposals += proposals
-            found = (chain.native.best_excess_bytes, chain.native.best_s)
-            if found < (self.excess_bytes, self.best_s):
-                self.excess_bytes, self.best_s = found
+            found = (chain.native.best_excess_bytes, chain.native.best_s, chain.number)
+            if found < (self.excess_bytes, self.best_s, self.number):
+                if found[:2] < (self.excess_bytes, self.best_s):
+                    self.curve.append(CurvePoint(elapsed_s, self.proposals, chain.native.best_s))
+                self.excess_bytes, self.best_s, self.number = found
                 self.strategy = chain.best()
-                self.curve.append(CurvePoint(elapsed_s, self.proposals, self.best_s))
 
 
 class _Search:
@@ -228,7 +232,6 @@ class _Search:
                 if self.rules.first_share < 1:
                     self._round(pool, threads, [partial(self._quieter, slack)], show, is_last=True)
             except KeyboardInterrupt:
-                self.is_stopped.set()
                 return StopReason.INTERRUPTED
         if self.rules.first_share < 1 and self.budget.proposals is not None:
             return StopReason.CONVERGED
@@ -298,11 +301,18 @@ class _Search:
             share_s = left_s * share / ceil(len(chains) / threads)
         turns: list[Future[StartReport]] = [pool.submit(self._turn, chain, share_s) for chain in chains]
         left = set(turns)
-        while left:
-            _, left = wait(left, timeout=0.1, return_when=FIRST_COMPLETED)
-            if show is not None:
-                show(self._progress(), f"{self.record.best_s * 1e3:.4g} ms")
-        self.reports += [turn.result() for turn in turns]
+        try:
+            while left:
+                _, left = wait(left, timeout=0.1, return_when=FIRST_COMPLETED)
+                if show is not None:
+                    show(self._progress(), f"{self.record.best_s * 1e3:.4g} ms")
+        except KeyboardInterrupt:
+            self.is_stopped.set()
+            for turn in turns:
+                turn.cancel()
+            raise
+        finally:
+            self.reports += [turn.result() for turn in turns if not turn.cancelled()]
 
     def _progress(self) -> float:
         if self.budget.seconds is not None:
@@ -318,7 +328,7 @@ class _Chain:
     """One chain: a native one, and what it started from."""
 
     def __init__(self, search: _Search, name: str, strategy: Strategy | None, number: int) -> None:
-        self.search, self.name = search, name
+        self.search, self.name, self.number = search, name, number
         rules, problem = search.rules, search.problem
         self.native = native.Proposals(
             problem.native,

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from soapstone import native
 from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.fit import Curve
+from soapstone.cost.profile import op_key
 from soapstone.cost.work import is_free
 from soapstone.errors import StrategyError
 from soapstone.graph import ITEM_BYTES, Graph, Node, Role
@@ -64,7 +66,17 @@ class FlatProblem:
             [self._block_data(block) for block in self.blocks],
             [self._value_data(name) for name in self._values],
             [self._weight_data(name) for name in self._weights],
+            self.curves,
         )
+
+    @cached_property
+    def curves(self) -> list[native.TimeCurve]:
+        """The measured times that nodes refer to by number, as far as nodes have been described."""
+        return []
+
+    @cached_property
+    def _curve_numbers(self) -> dict[int, int]:
+        return {}
 
     @cached_property
     def resources(self) -> tuple[str, ...]:
@@ -148,10 +160,9 @@ class FlatProblem:
         ]
         data.bandwidth = [machine.bandwidth(a, b) for a, b in pairs]
         data.latency = [machine.latency(a, b) for a, b in pairs]
-        data.launch_s = [kind.launch_overhead_s for kind in kinds]
-        data.memory_bytes_per_s = [
-            kind.memory_bandwidth_bytes_per_s * self.costs.most_bandwidth for kind in kinds
-        ]
+        # Of kinds with measured times these are the updates' own: compute has its curves.
+        data.launch_s = [self.costs.update_rate(kind)[0] for kind in kinds]
+        data.memory_bytes_per_s = [self.costs.update_rate(kind)[1] for kind in kinds]
         data.update_bytes_per_byte = self.costs.update_bytes_per_byte
         self._kinds: list[DeviceKind] = kinds
         return data
@@ -194,6 +205,9 @@ class FlatProblem:
         dtypes = [self.graph.value(name).dtype for name in node.outputs if self.graph.value(name).is_float]
         dtype = dtypes[0] if dtypes else self.graph.value(node.outputs[0]).dtype
         data.flops_per_s = [kind.peak_flops_per_s_in(dtype) * self.costs.most_flops for kind in self._kinds]
+        wanted = [o for o in node.operands if isinstance(o, str) and o in self.graph.differentiable]
+        data.forward_curve = self._curves_of(node, dtype, 0)
+        data.backward_curve = self._curves_of(node, dtype, len(wanted))
         data.operands = [self._operand(block, node, signature, i) for i in range(len(node.operands))]
         data.outputs = [self._output(node, signature, i) for i in range(len(node.outputs))]
         data.writes_gradient = any(name in self.graph.differentiable for name in node.outputs)
@@ -203,6 +217,24 @@ class FlatProblem:
         data.is_free_forward = is_free(self.graph, node, backward=False)
         data.is_free_backward = is_free(self.graph, node, backward=True)
         return data
+
+    def _curves_of(self, node: Node, dtype: str, gradients: int) -> list[int]:
+        """The number of a node's curve for each kind of device; none at all where nothing was measured."""
+        key = op_key(node.op_name, tuple(sorted(node.attrs.items())), dtype, gradients)
+        found = [self.costs.curve(key, kind) for kind in self._kinds]
+        if all(curve is None for curve in found):
+            return []
+        return [-1 if curve is None else self._curve_number(curve) for curve in found]
+
+    def _curve_number(self, curve: Curve) -> int:
+        if id(curve) not in self._curve_numbers:  # the costs keep it, and its id with it
+            data = native.TimeCurve()
+            data.base_s, data.s_per_flop = curve.plane.base_s, curve.plane.s_per_flop
+            data.s_per_byte = curve.plane.s_per_byte
+            data.shapes, data.seconds = list(map(list, curve.shapes)), list(curve.seconds)
+            self._curve_numbers[id(curve)] = len(self.curves)
+            self.curves.append(data)
+        return self._curve_numbers[id(curve)]
 
     def _operand(self, block: Block, node: Node, signature: Signature, position: int) -> native.Access:
         operand, access = node.operands[position], native.Access()

@@ -55,6 +55,7 @@ class BufferKind(StrEnum):
     ACTIVATION = "activations"
     RECEIVED = "received"
     GRADIENT = "gradients"
+    SENT = "sent"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ FAMILIES = (
     "dropout",
     "attention",
     "embedding",
+    "parallel",
 )
 
 for family in FAMILIES:

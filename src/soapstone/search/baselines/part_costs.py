@@ -61,6 +61,7 @@ class Part(FlatProblem):
             [self._block_data(block) for block in chosen],
             [self._value_data(name) for name in self._values],
             [self._weight_data(name) for name in self._weights],
+            self.curves,
         )
 
     def _machine_data(self) -> native.MachineData:

@@ -1,0 +1,89 @@
+"""How near predictions are to real runs: the table of `soapstone validate` over several models.
+
+For each model, strategies are drawn, run on this computer and compared with their predictions; one half
+serves to fit the few factors of `soapstone.validation.calibrating`, the other half makes the figures here.
+
+    python bench/accuracy.py                              small variants of several models on 2 CPU ranks
+    python bench/accuracy.py lenet --tiny --ranks 4
+    python bench/accuracy.py gpt2 bert_large --device cuda --ranks 4 --strategies 20
+
+The machine is detected first, by as many ranks. A model may carry its batch: 'mlp:layers=8@256'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+SMALL = (
+    "lenet@256",
+    "mlp:features=512,hidden=512,layers=8@256",
+    "rnnlm:hidden=256,steps=8,vocabulary=1000@64",
+    "gpt2:layers=2,hidden=256,heads=4,sequence=64,positions=64,vocabulary=1000@16",
+)
+"""Models at sizes that a step of one core takes well under a second of."""
+
+
+def told(*arguments: object) -> dict[str, Any]:
+    """What a command of Soapstone prints, as its JSON document."""
+    command = [sys.executable, "-m", "soapstone", *map(str, arguments), "--json"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise SystemExit(f"{' '.join(command)}: {ran.stderr.strip()}")
+    document: dict[str, Any] = json.loads(ran.stdout)
+    return document
+
+
+def row(name: str, document: dict[str, Any]) -> str:
+    summary, raw = document["summary"], document["summary_unfitted"]
+    return (
+        f"| {name} | {summary['count']} | {summary['median_error']:.1%} | {summary['worst_error']:.1%}"
+        f" | {summary['tau']:.2f} | {raw['median_error']:.1%} | {raw['tau']:.2f}"
+        f" | {summary['median_memory_error']:.1%} | {summary['worst_memory_error']:.1%} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", default=list(SMALL))
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--strategies", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--statistic", default="median")
+    parser.add_argument("--costs", default="measured")
+    parser.add_argument("--json", type=Path, help="write all that was measured here")
+    options = parser.parse_args()
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        machine = Path(folder) / "here.yaml"
+        detect = ["machine", "detect", "--ranks", options.ranks, "--device", options.device, "-o", machine]
+        found["machine"] = told(*detect)
+        print(
+            "| model | strategies | error, median | worst | tau | median without the fit | tau"
+            " | memory error, median | worst |\n|---|---|---|---|---|---|---|---|---|"
+        )
+        for model in options.models:
+            name, _, batch = model.partition("@")
+            arguments = ["validate", name, "--machine", machine, "--strategies", options.strategies]
+            arguments += ["--steps", options.steps, "--seed", options.seed, "--device", options.device]
+            arguments += ["--statistic", options.statistic, "--costs", options.costs]
+            arguments += ["--batch", batch] if batch else []
+            arguments += ["--tiny"] if options.tiny else []
+            found[model] = told(*arguments)
+            print(row(model, found[model]), flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""`soapstone train --resume DIR --replan`: the same model, planned anew for the devices there are now.
+
+A checkpoint does not depend on a plan, so that a run may go on under another one: after a device was lost,
+on a larger machine, or simply with a better plan. The search finds it and the runtime runs it; they meet
+in the Plan that is made here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from soapstone.errors import StrategyError, TrainingError
+from soapstone.machine import Machine, preset, resolve
+from soapstone.machine.presets import PRESETS
+from soapstone.plan import Plan, simulation
+from soapstone.search.baselines import applicable, baseline
+
+QUICK = ("data_parallel", "single_device", "krizhevsky", "wu", "megatron", "dlrm_expert", "optcnn")
+"""[choice] What is tried when no strategy is named: all baselines that neither learn nor draw lots."""
+
+
+def replanned(plan: Plan, machine: Machine, strategy: str | None = None) -> Plan:
+    """The plan's model on another machine, under a named strategy or the fastest of the quick ones that
+    fits in memory."""
+    graph = plan.graph
+    if strategy is not None:
+        names = [strategy]
+    else:
+        names = [each.name for each in applicable(graph, machine) if each.name in QUICK]
+    found: list[tuple[bool, float, str, Plan]] = []
+    refusal: StrategyError | None = None
+    for name in names:
+        try:
+            chosen = baseline(name, graph, machine)
+        except StrategyError as error:
+            refusal = error
+            continue
+        predicted = simulation(chosen, machine, plan.costs, plan.optimizer).prediction
+        made = Plan(chosen, machine, predicted, plan.model, plan.costs, plan.optimizer, {"strategy": name})
+        found.append((not predicted.fits(machine), predicted.makespan_s, name, made))
+    if not found:
+        raise refusal or TrainingError(f"no strategy is known for '{graph.name}' on {machine.name}")
+    return min(found, key=lambda each: each[:3])[-1]
+
+
+def machine_now(plan: Plan, text: str | None, ranks: int | None) -> Machine:
+    """The machine to plan for: the one that was named; else the plan's, with as many devices as there
+    are ranks (None: as many as it has)."""
+    if text is not None:
+        machine = resolve(text)
+        if ranks is not None and len(machine.devices) != ranks:
+            raise TrainingError(
+                f"machine {machine.name} has {len(machine.devices)} devices and there are {ranks} ranks:"
+                " start one for each device"
+            )
+        return machine
+    if ranks is None or ranks == len(plan.machine.devices):
+        return plan.machine
+    return _resized(plan.machine, ranks)
+
+
+def _resized(machine: Machine, count: int) -> Machine:
+    name, _, size = machine.name.partition(":")
+    nodes, _, devices = size.partition("x")
+    if name in PRESETS and nodes.isdigit() and devices.isdigit():
+        per_node = int(devices)
+        if int(nodes) > 1 and count % per_node == 0:
+            return preset(f"{name}:{count // per_node}x{per_node}")
+        if count <= per_node or int(nodes) == 1:
+            return preset(f"{name}:1x{count}")
+    if count > len(machine.devices):
+        raise TrainingError(
+            f"there are {count} ranks and machine {machine.name} has {len(machine.devices)} devices: name the"
+            " machine to plan for with --machine"
+        )
+    kept = machine.devices[:count]
+    gone = {device.name for device in machine.devices[count:]}
+    links = tuple(link for link in machine.links if link.a not in gone and link.b not in gone)
+    return replace(machine, name=f"{machine.name}, {count} of them", devices=kept, links=links)

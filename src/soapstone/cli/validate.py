@@ -1,0 +1,283 @@
+"""`soapstone validate MODEL`: run strategies for real, and hold their predictions against it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from soapstone.cli.graph import MODEL_HELP
+from soapstone.cli.output import console, print_json, progress
+from soapstone.cli.profile import seconds
+from soapstone.cli.ranks import as_rank
+from soapstone.cost.choice import CHOICES
+from soapstone.errors import TrainingError
+from soapstone.machine import Machine, resolve
+from soapstone.machine.checks import did_you_mean
+from soapstone.machine.units import BYTES, SECONDS
+from soapstone.validation.comparing import Account, Compared, Summary
+
+if TYPE_CHECKING:
+    from soapstone.runtime.wire import Wire
+    from soapstone.validation.validating import Outcome
+
+STATISTICS = ("median", "fastest")
+
+WORST_SHOWN = 3
+"""[choice] How many of the worst predictions are explained."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add `validate` to the command line."""
+    app.command("validate")(validate)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is to be run, as a user says it."""
+
+    model: str
+    machine: str
+    strategies: int
+    steps: int
+    tiny: bool
+    batch: int | None
+    seed: int
+    device: str
+    costs: str
+    budget: str
+    timeout_s: float
+    statistic: str
+    as_json: bool
+
+
+def validate(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+    machine: Annotated[
+        str, typer.Option("--machine", help="NAME:1xDEVICES, or the file that `machine detect` writes.")
+    ],
+    strategies: Annotated[int, typer.Option("--strategies", min=2, help="How many to run.")] = 20,
+    steps: Annotated[int, typer.Option("--steps", min=2, help="Counted steps of each.")] = 10,
+    tiny: Annotated[bool, typer.Option("--tiny", help="The zoo's small variant.")] = False,
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", help="Samples of one step (default: the model's own for each device)."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the strategies that are drawn.")] = 0,
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    costs: Annotated[
+        str,
+        typer.Option(
+            "--costs", help="measured (now, by all ranks at once; default), auto (as planned), or analytic."
+        ),
+    ] = "measured",
+    budget: Annotated[str, typer.Option("--budget", help="Most time for measuring operators.")] = "2m",
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1.0, help="Seconds a rank waits for another.")
+    ] = 300.0,
+    statistic: Annotated[
+        str,
+        typer.Option("--statistic", help="Of a strategy's steps: median, or fastest on a computer at work."),
+    ] = "median",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Run strategies on this computer, one process for each device, and compare with the prediction.
+
+    Baselines, random strategies and baselines with random changes take turns. Every second strategy
+    serves to fit the few factors that nothing else tells (`docs/guide/costs.md`); the figures that count
+    are those of the other half, which the fit has not seen.
+
+    Examples:
+
+        soapstone machine detect --ranks 2 -o here.yaml
+        soapstone validate lenet --tiny --machine here.yaml --strategies 20
+    """
+    if costs not in CHOICES:
+        raise typer.BadParameter(f"there are no costs '{costs}'{did_you_mean(costs, CHOICES)}")
+    if statistic not in STATISTICS:
+        raise typer.BadParameter(f"there is no statistic '{statistic}'{did_you_mean(statistic, STATISTICS)}")
+    seconds(budget)
+    found = resolve(machine)
+    request = _Request(
+        model,
+        machine,
+        strategies,
+        steps,
+        tiny,
+        batch,
+        seed,
+        device,
+        costs,
+        budget,
+        timeout,
+        statistic,
+        as_json,
+    )
+    if len(found.nodes) > 1:
+        raise TrainingError(
+            f"machine '{found.name}' has {len(found.nodes)} nodes: strategies run on one computer here"
+        )
+    if "RANK" not in os.environ and len(found.devices) > 1:
+        from soapstone.runtime.workers import run_workers
+
+        code = run_workers(len(found.devices), _arguments(request))
+        if code:
+            raise typer.Exit(code)
+        return
+    with as_rank(device, timeout) as wire:
+        outcome = _validated(request, found, wire)
+    if wire.rank == 0 and as_json:
+        print_json(_document(request, found, outcome))
+    elif wire.rank == 0:
+        _print(request, found, outcome)
+
+
+def _arguments(request: _Request) -> list[str]:
+    """The command again, for a rank."""
+    given = {
+        "--machine": request.machine,
+        "--strategies": request.strategies,
+        "--steps": request.steps,
+        "--batch": request.batch,
+        "--seed": request.seed,
+        "--device": request.device,
+        "--costs": request.costs,
+        "--budget": request.budget,
+        "--timeout": request.timeout_s,
+        "--statistic": request.statistic,
+    }
+    options = [f"{option}={value}" for option, value in given.items() if value is not None]
+    options += ["--tiny"] if request.tiny else []
+    return ["validate", request.model, *options, *(["--json"] if request.as_json else [])]
+
+
+def _validated(request: _Request, machine: Machine, wire: Wire) -> Outcome:
+    from soapstone.frontends.source import load
+    from soapstone.runtime.session import seeded
+    from soapstone.validation.validating import Wanted, validated
+
+    with seeded(request.seed):
+        source = load(
+            request.model,
+            tiny=request.tiny,
+            batch=request.batch,
+            devices=len(machine.devices),
+            weights=True,
+        )
+    wanted = Wanted(
+        machine,
+        request.strategies,
+        request.steps,
+        request.seed,
+        request.costs,
+        seconds(request.budget),
+        request.statistic,
+    )
+    bar = progress(f"validating {request.model}") if wire.rank == 0 else nullcontext(lambda *_: None)
+    with bar as show:
+        return validated(source, wanted, wire, WORST_SHOWN, show)
+
+
+def _compared_document(each: Compared) -> dict[str, Any]:
+    return {
+        "strategy": each.name,
+        "predicted_s": each.predicted_s,
+        "actual_s": each.actual_s,
+        "error": each.error,
+        "predicted_bytes": list(each.predicted_bytes),
+        "actual_bytes": list(each.actual_bytes),
+        "memory_error": each.memory_error,
+    }
+
+
+def _document(request: _Request, machine: Machine, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "model": request.model,
+        "machine": machine.name,
+        "costs": outcome.costs_name,
+        "steps": request.steps,
+        "statistic": request.statistic,
+        "seed": request.seed,
+        "summary": asdict(outcome.reported),
+        "summary_fitted": asdict(outcome.seen),
+        "summary_unfitted": asdict(outcome.unfitted),
+        "fitted": asdict(outcome.calibration),
+        "strategies": [
+            {**_compared_document(each), "used_for": "fitting" if i in outcome.fitted_on else "reporting"}
+            for i, each in enumerate(outcome.compared)
+        ],
+        "worst": [
+            {"strategy": each.name, "tasks": [asdict(account) for account in found]}
+            for each, found in outcome.worst
+        ],
+        "measured": outcome.measured,
+    }
+
+
+def _print(request: _Request, machine: Machine, outcome: Outcome) -> None:
+    screen = console()
+    screen.print(
+        Text(
+            f"{request.model} on {machine.name}: {len(outcome.compared)} strategies, {request.steps} steps of"
+            f" each (the {request.statistic} counts), costs {outcome.costs_name}"
+        )
+    )
+    screen.print(_table(outcome))
+    screen.print(Text(f"fitted on every second strategy: {outcome.calibration.text}"))
+    screen.print(Text(_sentence("reported (the fit has not seen them)", outcome.reported)))
+    screen.print(Text(_sentence("those fitted", outcome.seen)))
+    screen.print(Text(_sentence("reported, without the fit", outcome.unfitted)))
+    for each, found in outcome.worst:
+        screen.print(Text(f"{each.name}, off by {each.error:+.0%}: tasks with the largest differences"))
+        screen.print(_accounts_table(found))
+
+
+def _sentence(what: str, found: Summary) -> str:
+    return (
+        f"{what}: {found.count} strategies, error {found.median_error:.1%} (median),"
+        f" {found.worst_error:.1%} (worst), Kendall tau {found.tau:.2f}; memory"
+        f" {found.median_memory_error:.1%} (median), {found.worst_memory_error:.1%} (worst)"
+    )
+
+
+def _table(outcome: Outcome) -> Table:
+    table = Table("strategy", "for", box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("predicted", "actual", "error", "memory predicted", "actual", "error"):
+        table.add_column(heading, justify="right")
+    for i, each in enumerate(outcome.compared):
+        table.add_row(
+            Text(each.name),
+            "fitting" if i in outcome.fitted_on else "reporting",
+            SECONDS.short_text(each.predicted_s),
+            SECONDS.short_text(each.actual_s),
+            f"{each.error:+.1%}",
+            BYTES.short_text(max(each.predicted_bytes)),
+            BYTES.short_text(max(each.actual_bytes)),
+            f"{each.memory_error:+.1%}",
+        )
+    return table
+
+
+def _accounts_table(found: Sequence[Account]) -> Table:
+    table = Table("tasks", "kind", box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("number", "predicted", "actual", "difference"):
+        table.add_column(heading, justify="right")
+    for each in found:
+        difference_s = each.actual_s - each.predicted_s
+        sign = "-" if difference_s < 0 else "+"
+        table.add_row(
+            Text(each.name),
+            each.kind,
+            str(each.count),
+            SECONDS.short_text(each.predicted_s),
+            SECONDS.short_text(each.actual_s),
+            f"{sign}{SECONDS.short_text(abs(difference_s))}",
+        )
+    return table

@@ -1,0 +1,328 @@
+"""Measuring operators on the device at hand (FlexFlow 5.1): the one place in `cost` that runs torch.
+
+A candidate's operands are made up, its forward and its backward pass are run in batches after a warm-up,
+as the runtime runs them: the forward pass keeps what the backward pass needs, many backward passes are one
+call of autograd. The time of a run is a batch's divided by its runs; the median over batches and their
+spread are kept. On a GPU a batch is launched at once and waited for at its end, so that launches overlap
+with work as they do in training. On one thread of a CPU the clock is the thread's own: it stands still while
+the system lets another process run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from time import perf_counter, thread_time
+from typing import TYPE_CHECKING, Any
+
+from soapstone.cost.candidates import Candidate
+from soapstone.cost.profile import Measured, OpKey, Profile, Updated, key_of
+from soapstone.errors import CostError, SoapstoneError
+from soapstone.machine.device import KINDS
+from soapstone.ops.box import shape_of
+from soapstone.ops.definitions.dtypes import torch_dtype
+from soapstone.ops.op import Shard
+
+if TYPE_CHECKING:
+    pass
+
+BATCHES = 7
+"""[choice] Batches of a measurement: enough for quartiles."""
+
+BATCH_S = 0.004
+"""[choice] Seconds of a batch: far above the clock's resolution, short enough for thousands of shapes."""
+
+MOST_RUNS = 64
+"""[choice] Runs in a batch of something very short."""
+
+LONGEST_S = 3.0
+"""[choice] After so many seconds on one shape, fewer batches must do."""
+
+MEMORY_SHARE = 0.4
+"""[choice] The part of free memory that a batch may take, by its own count of bytes."""
+
+UPDATE_SIZES = tuple(4 * 4**i for i in range(3, 13))
+"""[choice] Bytes of the weights whose update is measured: 256 B to 64 MB."""
+
+DIGITS = 4
+"""Significant digits of a time that are kept: the spread is in the second."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where to measure: torch's name of it, what machines call such a device, and the software on it."""
+
+    place: str
+    kind: str
+    software: dict[str, str]
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is a GPU."""
+        return self.place.startswith("cuda")
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What times are taken by."""
+        return thread_time if self.software.get("threads") == "1" else perf_counter
+
+
+def device_at_hand(place: str, kind: str | None = None, threads: int | None = None, ranks: int = 1) -> Device:
+    """The device of this computer: `cpu` (with so many threads for one rank) or `cuda`, which so many
+    ranks will use at once."""
+    import torch
+
+    software = {"torch": torch.__version__, "python": platform.python_version()}
+    if ranks > 1:
+        software["ranks"] = str(ranks)
+    if place == "cpu":
+        software |= {"processor": _processor(), "threads": str(threads or 1)}
+        return Device("cpu", kind or "cpu", software)
+    if place != "cuda":
+        raise CostError(f"there is no device '{place}': choose cpu or cuda")
+    if not torch.cuda.is_available():
+        raise CostError("torch finds no GPU here: measure with --device cpu, or import a profile")
+    name = torch.cuda.get_device_name()
+    software |= {"gpu": name, "cuda": str(torch.version.cuda)}
+    return Device("cuda", kind or kind_named(name), software)
+
+
+def kind_named(name: str) -> str:
+    """What machines call a GPU that its driver calls `name`."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return next((kind for kind in KINDS if any(word.startswith(kind) for word in words)), "-".join(words))
+
+
+def _processor() -> str:
+    """The processor's own name, where the system tells it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    return platform.processor() or platform.machine()
+
+
+def prepare(device: Device) -> None:
+    """Set this process up as a rank is: its threads, and memory that stays with it."""
+    import torch
+
+    if device.is_cuda:
+        return
+    torch.set_num_threads(int(device.software["threads"]))
+    with contextlib.suppress(OSError, AttributeError):  # glibc alone has it; see runtime.workers.ALLOCATOR
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+
+
+_FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, SoapstoneError, TypeError, ValueError)
+"""What running an operator on made-up operands may meet: too little memory, or operands that do not fit."""
+
+
+class Profiler:
+    """Measures candidates, and collects their times; what cannot be run is left out and counted."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.batches: dict[OpKey, dict[tuple[Any, ...], tuple[Any, list[float]]]] = {}
+        self.failed: dict[str, str] = {}
+        self.failures = 0
+        self.updates: dict[int, list[float]] = {}
+
+    def measure(self, candidate: Candidate) -> bool:
+        """Measure a candidate; False (and the reason in `failed`) if it cannot be run."""
+        try:
+            forward_s, backward_s = _Runs(candidate, self.device).measured()
+        except _FAILURES as error:
+            told = next(iter(str(error).splitlines()), "")
+            self.failures += 1
+            self.failed[candidate.node.op_name] = f"{type(error).__name__}: {told}"[:200]
+            self._recover(candidate.node.op_name)
+            return False
+        for work, batches in ((candidate.forward, forward_s), (candidate.backward, backward_s)):
+            if work is not None and batches:
+                shapes = self.batches.setdefault(key_of(work), {})
+                shapes.setdefault((work.operands, work.outputs), (work, []))[1].extend(batches)
+        return True
+
+    def measure_updates(self, sizes: Iterable[int] | None = None) -> None:
+        """Measure updates of weights of some sizes (SGD with momentum, one weight among several)."""
+        for size_bytes in UPDATE_SIZES if sizes is None else sizes:
+            with contextlib.suppress(RuntimeError, MemoryError):
+                self.updates.setdefault(size_bytes, []).extend(_update_batches(size_bytes, self.device))
+
+    @property
+    def profile(self) -> Profile:
+        """All that was measured so far."""
+        times = {
+            key: tuple(
+                Measured(work.operands, work.outputs, *_told(found), work.flops, work.size_bytes)
+                for work, found in shapes.values()
+            )
+            for key, shapes in self.batches.items()
+        }
+        updates = tuple(Updated(size, *_told(found)) for size, found in self.updates.items() if found)
+        return Profile(self.device.kind, self.device.software, times, updates)
+
+    def _recover(self, op_name: str) -> None:
+        """Give memory back; a GPU that an operator has brought down cannot be measured any further."""
+        if not self.device.is_cuda:
+            return
+        import torch
+
+        try:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            raise CostError(
+                f"the GPU stopped working at operator '{op_name}' ({self.failed[op_name]}); what was measured"
+                " before is in the cache"
+            ) from None
+
+
+def _told(batches: Sequence[float]) -> tuple[float, float]:
+    """Median and relative spread, with as many digits as mean something."""
+    middle = median(batches)
+    if len(batches) < 2 or middle <= 0:
+        return float(f"{middle:.{DIGITS}g}"), 0.0
+    low, _, high = quantiles(batches, n=4)
+    return float(f"{middle:.{DIGITS}g}"), float(f"{(high - low) / 2 / middle:.2g}")
+
+
+class _Runs:
+    """One candidate's operands, and how to run it forward and backward many times."""
+
+    def __init__(self, candidate: Candidate, device: Device) -> None:
+        import torch
+
+        self.torch, self.device = torch, device
+        graph, node, box = candidate.graph, candidate.node, candidate.box
+        signature = graph.signature(node)
+        self.op, self.attrs = node.op, node.attrs
+        self.shard = Shard(signature, box, dtype=graph.value(node.outputs[0]).dtype)
+        self.wanted = [
+            i for i, o in enumerate(node.operands) if isinstance(o, str) and o in graph.differentiable
+        ]
+        self.has_backward = candidate.backward is not None
+        self.traced = any(name in graph.differentiable for name in node.outputs)
+        limits = [signature.sizes[dim] for dim in self.op.gathers if dim in signature.sizes]
+        below = max(1, min(limits, default=1))
+        self.size_bytes = sum(work.size_bytes for work in candidate.works)
+        self.operands: list[Any] = [
+            self._operand(graph.value(o).dtype, signature.read(i, box), below) if isinstance(o, str) else o
+            for i, o in enumerate(node.operands)
+        ]
+        shared = [dim for dim in signature.shared if dim in box and box[dim] != signature.points[dim]]
+        self.statistics = (
+            self.op.statistics if shared and self.op.complete(self.attrs).get("sync", True) else None
+        )
+
+    def _operand(self, dtype: str, region: Any, below: int) -> Any:
+        torch = self.torch
+        if region.is_empty:
+            return None
+        shape, kind, place = shape_of(region.box), torch_dtype(dtype), self.device.place
+        assert kind is not None
+        if kind.is_floating_point:
+            # Positive and below one: fit for logarithms, roots and probabilities alike.
+            return torch.rand(shape, device=place).mul_(0.9).add_(0.05).to(kind)
+        if kind is torch.bool:
+            return torch.rand(shape, device=place) > 0.5
+        if kind.is_complex:
+            return torch.rand(shape, device=place).to(kind)
+        return torch.randint(below, shape, device=place, dtype=kind)
+
+    def measured(self) -> tuple[list[float], list[float]]:
+        """Seconds of a run in each batch, forward and backward; no backward where there is none."""
+        once_s = self._warmed_up()
+        runs = max(1, min(MOST_RUNS, int(BATCH_S / max(once_s, 1e-7)), self._room()))
+        batches = max(2, min(BATCHES, int(LONGEST_S / max(once_s * runs, 1e-7))))
+        forward_s, backward_s = [], []
+        for _ in range(batches):
+            forward, backward = self._batch(runs)
+            forward_s.append(forward / runs)
+            backward_s.append(backward / runs)
+        return forward_s, backward_s if self.has_backward else []
+
+    def _room(self) -> int:
+        """How many runs fit in memory together."""
+        if self.device.is_cuda:
+            free_bytes, _ = self.torch.cuda.mem_get_info()
+        else:
+            free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+        room = int(free_bytes * MEMORY_SHARE) // max(1, 2 * self.size_bytes)
+        if room < 1:
+            raise MemoryError(f"{self.size_bytes} bytes do not fit")
+        return room
+
+    def _warmed_up(self) -> float:
+        self._room()
+        for _ in range(2):
+            self._batch(1)
+        return sum(self._batch(1))
+
+    def _batch(self, runs: int) -> tuple[float, float]:
+        """Seconds of so many forward runs, and of their backward runs."""
+        torch, clock = self.torch, self.device.clock
+        given = [self._leaves() for _ in range(runs)]
+        with torch.set_grad_enabled(self.traced):
+            self._settle()
+            start = clock()
+            made = [self._forward(operands) for operands in given]
+            self._settle()
+            forward_s = clock() - start
+        if not self.has_backward:
+            return forward_s, 0.0
+        roots = [out for outputs in made for out in outputs if out is not None and out.requires_grad]
+        gradients = [torch.ones_like(root) for root in roots]
+        self._settle()
+        start = clock()
+        torch.autograd.backward(roots, gradients)
+        self._settle()
+        return forward_s, clock() - start
+
+    def _leaves(self) -> list[Any]:
+        """The operands, as leaves of their own where a gradient is wanted."""
+        return [
+            operand.detach().requires_grad_() if i in self.wanted and operand is not None else operand
+            for i, operand in enumerate(self.operands)
+        ]
+
+    def _forward(self, operands: Sequence[Any]) -> tuple[Any, ...]:
+        if self.statistics is None:
+            return self.op.run(operands, self.attrs, self.shard)
+        local = self.statistics.local(*operands)
+        stats = self.statistics.merge([local, local.detach()])
+        return self.op.run(operands, self.attrs, self.shard, stats)
+
+    def _settle(self) -> None:
+        if self.device.is_cuda:
+            self.torch.cuda.synchronize()
+
+
+def _update_batches(size_bytes: int, device: Device) -> list[float]:
+    """Seconds of updating one weight of this size, among as many as make a batch."""
+    import torch
+
+    count = max(1, min(32, (64 * 2**20) // max(size_bytes, 1)))
+    weights = [torch.nn.Parameter(torch.zeros(size_bytes // 4, device=device.place)) for _ in range(count)]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    step: Callable[[], Any] = torch.optim.SGD(weights, lr=1e-3, momentum=0.9).step
+    settle: Callable[[], Any] = torch.cuda.synchronize if device.is_cuda else (lambda: None)
+    found = []
+    for number in range(BATCHES + 2):
+        settle()
+        start = device.clock()
+        step()
+        settle()
+        if number >= 2:
+            found.append((device.clock() - start) / count)
+    return found

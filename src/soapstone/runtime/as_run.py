@@ -1,0 +1,137 @@
+"""The task graph as the runtime runs it: gradients that are added up together are one all-reduce.
+
+The task graph has an all-reduce for each piece of a weight; the runtime puts those of the same ranks into
+buckets (`buckets`). A bucket moves the bytes of all its members with the latency of one, when the last of
+them is ready, and every update waits for its bucket. All weights are updated in one go at the end, so
+gradients live until then, beside the bucket they were copied into. All else is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from soapstone.graph import Graph, Role
+from soapstone.runtime.buckets import FIRST_BYTES, FULL_BYTES
+from soapstone.runtime.listing import is_one_sum
+from soapstone.runtime.order import execution_order
+from soapstone.sim.reference import Timeline
+from soapstone.tasks.placed import UPDATE, WEIGHT
+from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, TaskGraph, TaskKind
+
+
+@dataclass(frozen=True)
+class AsRun:
+    """The tasks with their new dependencies; `led_by` says for each member of a bucket, other than the
+    last, which task now does its work (hop by hop)."""
+
+    tasks: TaskGraph
+    led_by: Mapping[Key, Key]
+
+
+def as_run(graph: Graph, tasks: TaskGraph, timeline: Timeline) -> AsRun:
+    """The task graph with its gradients in buckets; members that are led take no time of their own."""
+    led_by: dict[Key, Key] = {}
+    buckets = _buckets(graph, tasks, timeline)
+    for bucket in buckets:
+        hops = len(_hops(tasks, bucket[-1]))
+        for member in bucket[:-1]:
+            led_by.update({(*member, hop): (*bucket[-1], hop) for hop in range(hops)})
+    extra: dict[Key, set[Key]] = {}
+    for member, leader in led_by.items():
+        extra.setdefault(leader, set()).add(member)
+    changed = []
+    for task in tasks.tasks:
+        after = set(task.after) | extra.get(task.key, set())
+        if task.kind is TaskKind.UPDATE:
+            after |= {led_by[key] for key in task.after if key in led_by}
+        duration_s = 0.0 if task.key in led_by else task.duration_s
+        changed.append(replace(task, after=tuple(sorted(after)), duration_s=duration_s))
+    buffers = (*_kept_to_the_end(tasks), *_copies(tasks, buckets), *_sent(tasks))
+    return AsRun(replace(tasks, tasks=tuple(changed), buffers=buffers), led_by)
+
+
+def _updates(tasks: TaskGraph) -> Mapping[int, tuple[Key, ...]]:
+    """The updates of each device."""
+    found: dict[int, list[Key]] = {}
+    for task in tasks.tasks:
+        if task.kind is TaskKind.UPDATE:
+            found.setdefault(task.key[-1], []).append(task.key)
+    return {device: tuple(keys) for device, keys in found.items()}
+
+
+def _kept_to_the_end(tasks: TaskGraph) -> Iterator[Buffer]:
+    """The buffers, with gradients of weights needed until the last update."""
+    updates = _updates(tasks)
+    for buffer in tasks.buffers:
+        is_gradient = buffer.kind is BufferKind.WEIGHT_GRADIENT
+        yield replace(buffer, needed_by=updates[buffer.device]) if is_gradient else buffer
+
+
+def _copies(tasks: TaskGraph, buckets: Sequence[Sequence[Key]]) -> Iterator[Buffer]:
+    """What buckets of several gradients hold on each of their devices."""
+    updates = _updates(tasks)
+    for bucket in buckets:
+        moves = [tasks.exchanges[move[:-1]].moves[0] for move in bucket]
+        if len(bucket) > 1:
+            size_bytes = sum(_size_bytes(tasks, move) for move in bucket)
+            for device in moves[0].devices:
+                made_by = ((*bucket[-1], 0),)
+                yield Buffer(BufferKind.WEIGHT_GRADIENT, device, size_bytes, made_by, updates[device])
+
+
+def _sent(tasks: TaskGraph) -> Iterator[Buffer]:
+    """What each device has sent: a message is let go of when all are known to have arrived."""
+    last = {task.resource: task.key for task in tasks.tasks if task.kind in COMPUTE_KINDS}
+    for task in tasks.tasks:
+        if task.kind in COMPUTE_KINDS or task.key[2] == WEIGHT:
+            continue
+        move = tasks.exchanges[task.key[:-2]].moves[task.key[-2]]
+        sender = move.devices[task.key[-1]]
+        end = last.get(tasks.resources[sender])
+        if end is not None:
+            yield Buffer(BufferKind.SENT, sender, task.size_bytes, (task.key,), (end,))
+
+
+def _size_bytes(tasks: TaskGraph, move: Key) -> int:
+    """The bytes that an all-reduce adds up."""
+    task = tasks.tasks[tasks.ids[*move, 0]]
+    count = len(tasks.exchanges[move[:-1]].moves[0].devices)
+    return task.size_bytes * count // (2 * (count - 1))
+
+
+def _hops(tasks: TaskGraph, move: Key) -> list[Key]:
+    hops: list[Key] = []
+    while (*move, len(hops)) in tasks.ids:
+        hops.append((*move, len(hops)))
+    return hops
+
+
+def _buckets(graph: Graph, tasks: TaskGraph, timeline: Timeline) -> list[list[Key]]:
+    """The moves of each bucket, in the order in which the ranks come to them."""
+    read = dict.fromkeys(name for node in graph.nodes for name in node.reads)
+    weights = [name for name in read if graph.value(name).role is Role.WEIGHT]
+    groups: dict[tuple[tuple[int, ...], str], list[tuple[Key, int]]] = {}
+    for number in execution_order(tasks, timeline):
+        task = tasks.tasks[number]
+        if task.kind is not TaskKind.ALL_REDUCE or task.key[0] == UPDATE or task.key[2] != WEIGHT:
+            continue
+        exchange = tasks.exchanges[task.key[:-2]]
+        if task.key[-1] != 0 or not is_one_sum(exchange):
+            continue
+        devices = tuple(sorted(exchange.moves[0].devices))
+        dtype = graph.value(weights[task.key[3]]).dtype
+        groups.setdefault((devices, dtype), []).append((task.key[:-1], _size_bytes(tasks, task.key[:-1])))
+    return [bucket for found in groups.values() for bucket in _filled(found)]
+
+
+def _filled(found: Sequence[tuple[Key, int]]) -> list[list[Key]]:
+    buckets: list[list[Key]] = [[]]
+    held_bytes, full_bytes = 0, FIRST_BYTES
+    for move, size_bytes in found:
+        if held_bytes >= full_bytes:
+            buckets.append([])
+            held_bytes, full_bytes = 0, FULL_BYTES
+        buckets[-1].append(move)
+        held_bytes += size_bytes
+    return buckets

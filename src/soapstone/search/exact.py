@@ -1,0 +1,227 @@
+"""The best strategy there is, with a proof, for small problems (FlexFlow 8.3); a bound for large ones.
+
+    exact_search  depth-first search with A*-like pruning -> cpp/exact.h, over bounds of partial strategies
+                  -> cpp/partial.h; it starts from the best of a few short Markov chains
+    lower_bound   what no strategy can do better than, on any machine -> cpp/lower_bound.h
+
+What is proved: no strategy of the space (`strategy.space`: every layout of every block, its shards on
+different devices, one copy) has a simulated makespan less than `(1 - tolerance)` times the one returned.
+The default tolerance only absorbs rounding. Relabelling the devices can change a simulated makespan, since
+ties are broken by the task order and rings run by device number; so bounds that hold for all relabellings
+lead the way, and all relabellings of a whole strategy are simulated (`docs/decisions/0009-exact-search.md`).
+
+Memory limits are not part of the search: `fits` says whether the strategy returned keeps within them, with
+SGD and momentum. If it does not, a slower one that fits may exist, and the proof is not about those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import perm, prod
+from time import monotonic
+
+from soapstone import native
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.errors import StrategyError
+from soapstone.graph import Graph
+from soapstone.machine import Machine
+from soapstone.search.report import StopReason
+from soapstone.sim.memory import peak_memory
+from soapstone.sim.reference import simulate
+from soapstone.strategy.placement import placed
+from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.build import task_graph
+from soapstone.tasks.flat import FlatProblem
+
+ROUNDING = 1e-9
+"""[choice] Bounds and makespans are sums of the same numbers in another order; this is far more than their
+rounding, and far less than anyone measures."""
+
+MOST_PLACEMENTS = 100_000
+"""[choice] Each placement of each block is tried at the root: with more, not even that ends in minutes."""
+
+CHAINS, COOLINGS, PROPOSALS = 8, 14, 8000
+"""[choice] How the strategy to start from is found: chains, steps of cooling in each, proposals in a step."""
+FIRST_PART, COOLING = 0.1, 0.6
+"""[choice] The first temperature as a part of the makespan, and what is left of it after a step."""
+
+SLICE = 500
+"""[choice] Partial strategies between two looks at the clock: a few hundredths of a second."""
+
+
+@dataclass(frozen=True)
+class ExactResult:
+    """The best strategy that was found, and what is known of all others: none is better than
+    `lower_bound_s`. `bounded` counts partial strategies for which a bound was worked out, `simulated` whole
+    strategies; `space` is how many strategies there are, and `symmetry` how many relabellings of the
+    devices stood for each other."""
+
+    strategy: Strategy
+    makespan_s: float
+    lower_bound_s: float
+    tolerance: float
+    stop: StopReason
+    fits: bool
+    bounded: int
+    simulated: int
+    space: int
+    symmetry: int
+    elapsed_s: float
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether it is proved that no strategy is better by more than the tolerance."""
+        return self.stop is StopReason.OPTIMAL
+
+    @property
+    def gap(self) -> float:
+        """By what part of the lower bound the strategy may at most be off the optimum."""
+        return self.makespan_s / self.lower_bound_s - 1
+
+
+@dataclass(frozen=True)
+class LowerBound:
+    """What no strategy can do better than, by reason. `compute_s` is all work on all devices at once,
+    `path_s` the longest way through the model and back."""
+
+    compute_s: float
+    path_s: float
+
+    @property
+    def seconds(self) -> float:
+        """The larger one."""
+        return max(self.compute_s, self.path_s)
+
+    @property
+    def reason(self) -> str:
+        """What the larger one says, in words."""
+        return "compute" if self.compute_s >= self.path_s else "the longest path"
+
+    def gap(self, makespan_s: float) -> float:
+        """By what part of the bound a strategy may at most be off the optimum."""
+        return makespan_s / self.seconds - 1
+
+
+ShowExact = Callable[[float, float, int], None]
+"""Called now and then with the best makespan, the lower bound and how many partial strategies were seen."""
+
+
+def lower_bound(graph: Graph, machine: Machine, costs: AnalyticCosts) -> LowerBound:
+    """A bound for every strategy whose blocks have at most as many shards as there are devices."""
+    return LowerBound(*native.lower_bound(FlatProblem(graph, machine, costs).native))
+
+
+def exact_search(
+    graph: Graph,
+    machine: Machine,
+    costs: AnalyticCosts,
+    *,
+    budget_s: float | None = None,
+    tolerance: float = ROUNDING,
+    start: Strategy | None = None,
+    proposals: int = PROPOSALS,
+    progress: ShowExact | None = None,
+) -> ExactResult:
+    """The best strategy, proved unless the budget is used up or the search is interrupted (Ctrl-C).
+
+    `start` is a strategy of the space to begin with, besides those of the chains, which make so many
+    `proposals` in each step of their cooling. Nothing depends on chance; with a budget, the machine's speed
+    decides how far the search comes.
+    """
+    began = monotonic()
+    problem = FlatProblem(graph, machine, costs)
+    space = _space_of(problem)
+    search = native.ExactSearch(problem.native, tolerance)
+    if start is not None:
+        search.offer(_placed(problem, start))
+    for seed in range(CHAINS):
+        search.offer(_annealed(problem, seed, proposals))
+    stop = _run(search, began, budget_s, progress)
+    strategy = _strategy(problem, search.best())
+    return ExactResult(
+        strategy,
+        search.best_s,
+        search.best_s if stop is StopReason.OPTIMAL and tolerance <= ROUNDING else search.lower_bound_s,
+        tolerance,
+        stop,
+        _fits(strategy, machine, costs),
+        search.bounded,
+        search.simulated,
+        space,
+        search.symmetry,
+        monotonic() - began,
+    )
+
+
+def _run(
+    search: native.ExactSearch, began: float, budget_s: float | None, progress: ShowExact | None
+) -> StopReason:
+    try:
+        while not search.step(SLICE):
+            if progress is not None:
+                progress(search.best_s, search.lower_bound_s, search.bounded)
+            if budget_s is not None and monotonic() - began > budget_s:
+                return StopReason.BUDGET
+    except KeyboardInterrupt:
+        return StopReason.INTERRUPTED
+    return StopReason.OPTIMAL
+
+
+def _space_of(problem: FlatProblem) -> int:
+    """How many strategies there are, if the placements are few enough to be tried."""
+    devices = len(problem.machine.devices)
+    proposals = native.Proposals(problem.native)
+    counts = []
+    for number in range(len(problem.blocks)):
+        counts.append(sum(perm(devices, prod(degrees)) for degrees in proposals.degrees(number)))
+        if sum(counts) > MOST_PLACEMENTS:
+            raise StrategyError(
+                f"graph '{problem.graph.name}' has more than {MOST_PLACEMENTS:,} placements on {devices}"
+                " devices, too many for an exact search: use another search, or fewer devices"
+            )
+    return prod(counts)
+
+
+def _annealed(problem: FlatProblem, seed: int, count: int) -> list[tuple[list[int], int, list[int]]]:
+    """Where a short chain from a random strategy ends when it is cooled down."""
+    proposals = native.Proposals(problem.native, seed)
+    proposals.place_at_random()
+    first_s = proposals.makespan() * FIRST_PART
+    for step in range(COOLINGS):
+        proposals.step(count, first_s * COOLING**step)
+    return [proposals.placed(number) for number in range(len(problem.blocks))]
+
+
+def _placed(problem: FlatProblem, strategy: Strategy) -> list[tuple[list[int], int, list[int]]]:
+    strategy.checked(problem.machine)
+    placements = [strategy.placements[block.name] for block in problem.blocks]
+    for block, placement in zip(problem.blocks, placements, strict=True):
+        if placement.copies > 1 or len(set(placement.devices)) < len(placement.devices):
+            raise StrategyError(
+                f"an exact search cannot start from this strategy: block '{block.name}' has copies, or"
+                " several shards on a device"
+            )
+    return [
+        (problem.degrees(block, placement), placement.copies, list(placement.devices))
+        for block, placement in zip(problem.blocks, placements, strict=True)
+    ]
+
+
+def _strategy(problem: FlatProblem, found: list[tuple[list[int], int, list[int]]]) -> Strategy:
+    placements = {
+        block.name: placed(
+            dict(zip(problem.graph.signature(block.leader).sizes, degrees, strict=True)), devices
+        )
+        for block, (degrees, _, devices) in zip(problem.blocks, found, strict=True)
+    }
+    return Strategy(problem.graph, placements)
+
+
+def _fits(strategy: Strategy, machine: Machine, costs: AnalyticCosts) -> bool:
+    tasks = task_graph(strategy, machine, costs)
+    peaks = peak_memory(tasks, simulate(tasks), len(machine.devices))
+    return all(
+        peak.peak_bytes <= device.kind.memory_bytes
+        for peak, device in zip(peaks, machine.devices, strict=True)
+    )

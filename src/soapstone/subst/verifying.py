@@ -1,0 +1,177 @@
+"""The verdict on rules: random tensors first, which may refute; then Z3, which may prove.
+
+Only `Proved` rules are shipped. A rule with parallel operators also rests on the splits of its operators
+being sound; `ops.proof` proves those from the bodies, and `unsound_split` asks it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from soapstone.errors import OpError
+from soapstone.ops import Shape
+from soapstone.ops.proof import Proved, Refuted, Unknown, Verdict, prove_split
+from soapstone.subst.checking import refutation
+from soapstone.subst.families import FAMILIES
+from soapstone.subst.functions import Function
+from soapstone.subst.layout import Objection, carriers, is_parallel, whole
+from soapstone.subst.proving import TIMEOUT_MS, Prover, erased, functions_in
+from soapstone.subst.sizes import shapes_for, types_for
+from soapstone.subst.term import Rule, Term, calls
+from soapstone.subst.words import Applied, Context, Typed, applied, typed
+
+_SMALL = 64
+"""Splits are proved where an operator has at most so many points: more take long and show nothing more."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A rule and the verdict on it."""
+
+    rule: Rule
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class _Placed:
+    rule: Rule
+    shapes: dict[str, Shape]
+    context: Context
+    types: dict[Term, Typed]
+
+
+def judge(
+    rules: Iterable[Rule], timeout_ms: int = TIMEOUT_MS, progress: Callable[[int], None] | None = None
+) -> Iterator[Judged]:
+    """The verdict on each rule, in order."""
+    provers = _Provers(timeout_ms)
+    for number, rule in enumerate(rules):
+        if progress is not None:
+            progress(number)
+        yield Judged(rule, provers.verdict(rule))
+
+
+@cache
+def usual_functions(ranks: frozenset[int]) -> dict[object, Function]:
+    """What a proof about values of these ranks may pass through: the operators of families with them."""
+    found: dict[object, Function] = {}
+    for family in FAMILIES:
+        shapes = list(dict.fromkeys(shape for shape, _, _ in family.variables))
+        if {len(shape) for shape in shapes} != ranks:
+            continue
+        for call in (
+            call for template in family.templates for call in template if not is_parallel(call.word)
+        ):
+            for chosen in itertools.product(shapes, repeat=len(call.args)):
+                kinds = [Typed(shape, whole(len(shape))) for shape in chosen]
+                if not isinstance(typed(call, kinds, Context()), Objection):
+                    function = Function(call.word, call.attrs, chosen, Context())
+                    found.setdefault(function.key, function)
+                    break
+    return found
+
+
+class _Provers:
+    """A prover for each set of functions, made when first asked for: whether a rule is proved does not depend
+    on the rules beside it."""
+
+    def __init__(self, timeout_ms: int) -> None:
+        self.timeout_ms = timeout_ms
+        self.provers: dict[object, Prover] = {}
+        self.splits: dict[object, Refuted | None] = {}
+
+    def verdict(self, rule: Rule) -> Verdict:
+        found = _placed(rule)
+        if isinstance(found, Objection):
+            return Refuted(
+                f"there are no sizes at which both sides are well formed and agree: {found.reason}"
+            )
+        shown = refutation(rule)
+        if shown is not None:
+            return shown
+        unsound = self._unsound_split(found)
+        if unsound is not None:
+            return unsound
+        return self._prover(found).prove(rule)
+
+    def _prover(self, placed: _Placed) -> Prover:
+        rule = placed.rule
+        own: dict[object, Function] = {
+            f.key: f for f in functions_in(rule.left + rule.right, placed.types, placed.context)
+        }
+        if _skeleton(rule.left) == _skeleton(rule.right):
+            return Prover(own.values(), (), self.timeout_ms)
+        ranks = frozenset(len(layout.degrees) for layout in rule.variables.values())
+        usual = usual_functions(ranks)
+        key = (ranks, frozenset(own.keys() - usual.keys()))
+        found = self.provers.get(key)
+        if found is None:
+            functions: dict[object, Function] = {**usual, **own}
+            found = self.provers[key] = Prover(functions.values(), None, self.timeout_ms)
+        return found
+
+    def _unsound_split(self, placed: _Placed) -> Refuted | None:
+        if not placed.rule.is_parallel:
+            return None
+        for call in calls(placed.rule.left + placed.rule.right):
+            if is_parallel(call.word):
+                continue
+            meant = applied(call, [placed.types[arg].shape for arg in call.args], placed.context)
+            key = (meant.op.name, meant.shapes, tuple(sorted(meant.attrs.items())))
+            layouts = [placed.types[arg].layout for arg in call.args]
+            split = {
+                dim: int(str(degree))
+                for i, layout in enumerate(layouts)
+                for dim, degree in zip(carriers(meant.signature, i), layout.degrees, strict=True)
+                if dim is not None and degree != 1
+            }
+            if not split:
+                continue
+            where = (*key, tuple(sorted(split.items())))
+            if where not in self.splits:
+                self.splits[where] = unsound_split(meant, split)
+            found = self.splits[where]
+            if found is not None:
+                return found
+        return None
+
+
+def unsound_split(meant: Applied, split: dict[str, int]) -> Refuted | None:
+    """A counterexample to a split of an operator that has a body, at these shapes if they are small."""
+    signature = meant.signature
+    if meant.op.body is None or meant.numbers or signature.point_count > _SMALL:
+        return None
+    try:
+        verdict = prove_split(meant.op, signature, meant.attrs, split, timeout_ms=1_000)
+    except OpError as error:
+        return Refuted(str(error))
+    return verdict if isinstance(verdict, Refuted) else None
+
+
+def _skeleton(side: tuple[Term, ...]) -> object:
+    """The side without its parallel operators, names kept."""
+    return tuple(erased(term) for term in side)
+
+
+def _placed(rule: Rule) -> _Placed | Objection:
+    found = shapes_for(rule)
+    if isinstance(found, Objection):
+        return found
+    shapes, context = found
+    types = types_for(rule, shapes, context)
+    assert not isinstance(types, Objection)
+    return _Placed(rule, shapes, context, types)
+
+
+def status(verdict: Verdict) -> str:
+    """The verdict in a word."""
+    match verdict:
+        case Proved():
+            return "proved"
+        case Refuted():
+            return "refuted"
+        case Unknown():
+            return "unknown"

@@ -1,0 +1,1 @@
+"""Validation: predictions held against real runs of the same strategies."""

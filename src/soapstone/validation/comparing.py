@@ -1,0 +1,99 @@
+"""Predicted against actual: errors, rank correlation, and which tasks account for a difference."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from soapstone.sim.reference import Timeline
+from soapstone.tasks.task import COMPUTE_KINDS, TaskGraph, TaskKind
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One strategy: predicted and actual step time, and peak memory of each rank."""
+
+    name: str
+    predicted_s: float
+    actual_s: float
+    predicted_bytes: tuple[int, ...]
+    actual_bytes: tuple[int, ...]
+
+    @property
+    def error(self) -> float:
+        """How far the prediction is off, relative to what was seen; below zero if it promised too much."""
+        return (self.predicted_s - self.actual_s) / self.actual_s
+
+    @property
+    def memory_error(self) -> float:
+        """The same of memory, of the rank that needs most."""
+        most = max(range(len(self.actual_bytes)), key=lambda rank: self.actual_bytes[rank])
+        actual = self.actual_bytes[most]
+        return (self.predicted_bytes[most] - actual) / actual if actual else 0.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Figures over several strategies."""
+
+    count: int
+    median_error: float
+    worst_error: float
+    tau: float
+    median_memory_error: float
+    worst_memory_error: float
+
+
+def summary(found: Sequence[Compared]) -> Summary:
+    """The figures; errors count by their size. There must be at least one."""
+    errors = [abs(each.error) for each in found]
+    memory = [abs(each.memory_error) for each in found]
+    tau = kendall_tau([each.predicted_s for each in found], [each.actual_s for each in found])
+    return Summary(len(found), median(errors), max(errors), tau, median(memory), max(memory))
+
+
+def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float:
+    """Kendall's tau-b: of all pairs, those in the same order less those in opposite order, ties apart;
+    1 if there is nothing to order."""
+    agree = ties_a = ties_b = 0
+    pairs = [(i, j) for i in range(len(a)) for j in range(i)]
+    for i, j in pairs:
+        x, y = (a[i] > a[j]) - (a[i] < a[j]), (b[i] > b[j]) - (b[i] < b[j])
+        agree += x * y
+        ties_a += not x
+        ties_b += not y
+    ordered = (len(pairs) - ties_a) * (len(pairs) - ties_b)
+    return float(agree / ordered**0.5) if ordered else 1.0
+
+
+@dataclass(frozen=True)
+class Account:
+    """Tasks of one kind and name: their number, and seconds in all, predicted and actual."""
+
+    kind: str
+    name: str
+    count: int
+    predicted_s: float
+    actual_s: float
+
+
+def accounts(graph: TaskGraph, timeline: Timeline, most: int = 5) -> list[Account]:
+    """The tasks with the largest differences between prediction and a real timeline, those of one block
+    and kind together. Hops of a collective happen at once and count once."""
+    sums: dict[tuple[str, str], list[float]] = {}
+    updates = Counter(task.resource for task in graph.tasks if task.kind is TaskKind.UPDATE)
+    for number, task in enumerate(graph.tasks):
+        if task.kind not in COMPUTE_KINDS and task.key[-1] != 0:
+            continue
+        actual_s = timeline.end_s[number] - timeline.start_s[number]
+        if task.kind is TaskKind.UPDATE:
+            actual_s /= updates[task.resource]  # a rank's updates are one call, and have one time
+        label = task.name.split(" ")[0].partition("[")[0]
+        entry = sums.setdefault((str(task.kind), label), [0.0, 0.0, 0.0])
+        entry[0] += 1
+        entry[1] += task.duration_s
+        entry[2] += actual_s
+    found = [Account(kind, name, int(n), p, a) for (kind, name), (n, p, a) in sums.items()]
+    return sorted(found, key=lambda each: -abs(each.actual_s - each.predicted_s))[:most]

@@ -1,0 +1,67 @@
+"""Strategies to try: the baselines that apply, random ones, and baselines with some blocks changed.
+
+Random strategies alone are all alike (bad, and bound by messages); a search meets mostly neighbours of good
+ones. So of those that are drawn every second one is a baseline with a few blocks placed at random.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.graph import Graph
+from soapstone.machine import Machine
+from soapstone.search.baselines import applicable, baseline
+from soapstone.strategy.space import Space, random_strategy
+from soapstone.strategy.strategy import Strategy
+
+CHANGED_SHARE = 0.15
+"""[choice] The part of its blocks that a changed baseline has placed at random, at least one."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A strategy and where it comes from."""
+
+    name: str
+    strategy: Strategy
+
+
+def drawn(graph: Graph, machine: Machine, costs: AnalyticCosts, count: int, seed: int = 0) -> list[Drawn]:
+    """`count` different strategies (fewer if there are no more to be found)."""
+    random = Random(seed)
+    known = [
+        Drawn(each.name, baseline(each.name, graph, machine, costs, seed))
+        for each in applicable(graph, machine)
+        if each.name != "random"
+    ]
+    found: list[Drawn] = []
+    for each in known:
+        _add(found, each)
+    starts, attempts = list(found), 0
+    while len(found) < count and attempts < 20 * count:
+        attempts += 1
+        if attempts % 2:
+            start = random.choice(starts)
+            _add(found, Drawn(f"{start.name}, changed {attempts}", _changed(start.strategy, machine, random)))
+        else:
+            _add(found, Drawn(f"random {attempts}", random_strategy(graph, len(machine.devices), random)))
+    return found[:count]
+
+
+def _add(found: list[Drawn], new: Drawn) -> None:
+    if all(new.strategy.placements != old.strategy.placements for old in found):
+        found.append(new)
+
+
+def _changed(strategy: Strategy, machine: Machine, random: Random) -> Strategy:
+    names = [block.name for block in strategy.blocks]
+    chosen = set(random.sample(names, max(1, round(CHANGED_SHARE * len(names)))))
+    placements = {
+        block.name: Space(strategy.graph, block, len(machine.devices)).drawn(random)
+        if block.name in chosen
+        else strategy.placements[block.name]
+        for block in strategy.blocks
+    }
+    return Strategy(strategy.graph, placements, strategy.apart)

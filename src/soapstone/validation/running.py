@@ -1,0 +1,196 @@
+"""Running strategies for real, as one of several ranks: step times, peak memory, and traces.
+
+Steps of all strategies take turns, so that what else the computer does falls on all of them alike. A step's
+time is that of the slowest rank, from a moment at which all ranks are ready. Peak memory is what torch's
+allocator gave out at most during a step, beyond what the rank holds between steps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from soapstone.frontends.source import Source
+from soapstone.plan import Plan
+from soapstone.runtime.optimizing import optimizer_named
+from soapstone.runtime.run import State, state_of
+from soapstone.runtime.trainer import Options, Trainer
+from soapstone.runtime.wire import Wire
+from soapstone.sim.reference import Timeline
+
+WARM_UP = 2
+"""[choice] Steps of a strategy before its first counted one."""
+
+IN_TURN = 2
+"""[choice] Steps of a strategy before the next has its turn."""
+
+MEMORY_SHARE = 0.3
+"""[choice] The part of this rank's memory that strategies taking turns may hold together."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module's tensors as all strategies start from them."""
+
+    state: State
+    parameters: dict[str, nn.Parameter]
+    inputs: tuple[Tensor, ...]
+
+
+def model_of(source: Source, graph: Any, constants: Any) -> Model:
+    """The tensors of a captured module."""
+    module = source.module
+    named: dict[str, Tensor] = {
+        name.removeprefix(source.prefix): tensor
+        for name, tensor in [
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        ]
+    }
+    parameters = {name: tensor for name, tensor in named.items() if isinstance(tensor, nn.Parameter)}
+    return Model(state_of(graph, named, constants), parameters, source.inputs)
+
+
+@dataclass
+class Ran:
+    """What was seen of one strategy: seconds of its steps, and each rank's peak of memory."""
+
+    steps_s: list[float] = field(default_factory=list)
+    peak_bytes: tuple[int, ...] = ()
+
+    def step_s(self, statistic: str) -> float:
+        """The step as a statistic of all: their `median`, or the `fastest`, which is what to take where
+        other work on the computer disturbs most of them."""
+        return min(self.steps_s) if statistic == "fastest" else median(self.steps_s)
+
+
+def ran(
+    plans: Sequence[Plan], model: Model, wire: Wire, steps: int, show: Callable[[int], None]
+) -> list[Ran]:
+    """Run each plan for so many steps; the same on every rank."""
+    found = [Ran() for _ in plans]
+    done = 0
+    for chunk in _chunks(plans, wire):
+        trainers = {i: _trainer(plans[i], model, wire, fuse=True) for i in chunk}
+        for trainer in trainers.values():
+            for _ in range(WARM_UP):
+                trainer.step(model.inputs)
+        for turn in range(0, steps, IN_TURN):
+            for i, trainer in trainers.items():
+                for _ in range(min(IN_TURN, steps - turn)):
+                    found[i].steps_s.append(_timed_step(trainer, model, wire))
+        for i, trainer in trainers.items():
+            found[i].peak_bytes = _peaks(trainer, model, wire)
+            done += 1
+            show(done)
+    return found
+
+
+def traced(plan: Plan, model: Model, wire: Wire) -> Timeline:
+    """The real times of a plan's tasks in one step; they are taken back one by one for that."""
+    trainer = _trainer(plan, model, wire, fuse=False)
+    for _ in range(WARM_UP):
+        trainer.step(model.inputs)
+    _, _, timeline = trainer.traced_step(model.inputs)
+    return timeline
+
+
+def _trainer(plan: Plan, model: Model, wire: Wire, *, fuse: bool) -> Trainer:
+    optimizer = optimizer_named(plan.optimizer, 1e-6)
+    return Trainer(plan, model.state, model.parameters, optimizer, wire, Options(fuse=fuse))
+
+
+def _chunks(plans: Sequence[Plan], wire: Wire) -> list[list[int]]:
+    """Plans that fit in memory together."""
+    if wire.device.type == "cuda":
+        room = torch.cuda.get_device_properties(wire.device).total_memory
+    else:
+        room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // wire.size
+    chunks: list[list[int]] = [[]]
+    held = 0
+    for i, plan in enumerate(plans):
+        own = max(plan.prediction.memory_bytes)
+        if chunks[-1] and held + own > MEMORY_SHARE * room:
+            chunks.append([])
+            held = 0
+        chunks[-1].append(i)
+        held += own
+    return chunks
+
+
+def _timed_step(trainer: Trainer, model: Model, wire: Wire) -> float:
+    if wire.size > 1:
+        dist.barrier()
+    start = perf_counter()
+    trainer.step(model.inputs)
+    if wire.device.type == "cuda":
+        torch.cuda.synchronize()
+    return _most(perf_counter() - start, wire)
+
+
+def _most(number: float, wire: Wire) -> float:
+    found = torch.tensor([number], dtype=torch.float64, device=wire.host)
+    if wire.size > 1:
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return float(found)
+
+
+def _peaks(trainer: Trainer, model: Model, wire: Wire) -> tuple[int, ...]:
+    """The most memory of each rank in a step."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's library tells every start and stop
+    held = _size_bytes(_held(trainer))
+    if wire.device.type == "cuda":
+        for holding in trainer.run.held:
+            holding.parameter.grad = None
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        trainer.step(model.inputs)
+        peak = held + torch.cuda.max_memory_allocated() - before
+    else:
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        ) as found:
+            trainer.step(model.inputs)
+        peak = held + _highest(found)
+    own = torch.zeros(wire.size, dtype=torch.int64, device=wire.host)
+    own[wire.rank] = peak
+    if wire.size > 1:
+        dist.all_reduce(own)
+    return tuple(int(each) for each in own)
+
+
+def _highest(found: Any) -> int:
+    """The highest sum of what was given out and taken back, in the order of time."""
+    changes = [
+        (event.start_ns(), event.nbytes())
+        for event in found.profiler.kineto_results.events()
+        if event.name() == "[memory]"
+    ]
+    total = highest = 0
+    for _, change in sorted(changes, key=lambda each: each[0]):
+        total += change
+        highest = max(highest, total)
+    return highest
+
+
+def _held(trainer: Trainer) -> Iterable[Tensor]:
+    """What a rank holds between steps, as the prediction counts it: weights, optimizer state, inputs."""
+    for holding in trainer.run.held:  # a step starts by letting go of the last one's gradients
+        yield holding.parameter
+    for state in trainer.optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+    for value in trainer.run.free.inputs:
+        yield trainer.run.free[value.name]
+
+
+def _size_bytes(tensors: Iterable[Tensor]) -> int:
+    seen = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(seen.values())

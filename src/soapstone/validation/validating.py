@@ -1,0 +1,144 @@
+"""A validation from end to end, as one of its ranks: draw, measure, predict, run, fit on half, compare.
+
+Every rank does the same and comes to the same numbers: strategies are drawn from the seed, times are rank
+0's, and step times are the slowest rank's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.candidates import candidates_of, spread_out
+from soapstone.cost.choice import costs_for, threads_of_a_rank
+from soapstone.cost.fit import held_out
+from soapstone.cost.measured import MeasuredCosts
+from soapstone.cost.profiler import Profiler, device_at_hand, prepare
+from soapstone.errors import TrainingError
+from soapstone.frontends.source import Source
+from soapstone.machine import Machine
+from soapstone.plan import Plan, planned, simulation
+from soapstone.runtime.profiling import measured_at_once, shared_profile
+from soapstone.runtime.wire import Wire
+from soapstone.validation.calibrating import Calibration, calibrated
+from soapstone.validation.comparing import Account, Compared, Summary, accounts, summary
+from soapstone.validation.drawing import Drawn, drawn
+from soapstone.validation.parts import parts_of
+from soapstone.validation.running import model_of, ran, traced
+
+Show = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to validate, and how long."""
+
+    machine: Machine
+    strategies: int
+    steps: int
+    seed: int
+    costs: str
+    budget_s: float
+    statistic: str = "median"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Every strategy compared, with calibrated predictions; summaries of the half that was not fitted, of
+    the half that was, and of the first without any fit; and the worst, with the tasks to blame."""
+
+    compared: tuple[Compared, ...]
+    fitted_on: frozenset[int]
+    calibration: Calibration
+    reported: Summary
+    seen: Summary
+    unfitted: Summary
+    worst: tuple[tuple[Compared, tuple[Account, ...]], ...]
+    costs_name: str
+    measured: dict[str, Any] | None
+
+
+def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show) -> Outcome:
+    """Validate a model on this computer."""
+    captured = source.captured()
+    graph, machine = captured.graph, wanted.machine
+    if graph.loss is None or graph.loss not in graph.differentiable:
+        raise TrainingError(f"model '{graph.name}' has no loss that depends on a weight: nothing to train")
+    costs = costs_for(machine, "analytic" if wanted.costs == "measured" else wanted.costs, graph=graph)
+    found = drawn(graph, machine, costs, wanted.strategies, wanted.seed)
+    if len(found) < 2:
+        raise TrainingError(f"model '{graph.name}' has no two strategies on machine '{machine.name}'")
+    told = None
+    if wanted.costs == "measured":
+        costs, told = _measured(found, wanted, wire, show)
+    plans = [_plan(each, machine, costs) for each in found]
+    model = model_of(source, graph, captured.constants)
+    seen = ran(plans, model, wire, wanted.steps, lambda done: show(done, "strategies run"))
+    fitted_on = frozenset(range(0, len(found), 2))
+    rest = [i for i in range(len(found)) if i not in fitted_on]
+    parts = [parts_of(plan, costs) for plan in plans]
+    calibration = calibrated(
+        lambda tried: [parts[i].makespan_s(tried) for i in sorted(fitted_on)],
+        [seen[i].step_s(wanted.statistic) for i in sorted(fitted_on)],
+    )
+
+    def against(tried: Calibration) -> list[Compared]:
+        return [
+            Compared(
+                each.name,
+                part.makespan_s(tried),
+                own.step_s(wanted.statistic),
+                part.memory_bytes(tried, len(machine.devices)),
+                own.peak_bytes,
+            )
+            for each, own, part in zip(found, seen, parts, strict=True)
+        ]
+
+    compared, raw = against(calibration), against(Calibration())
+    blamed = sorted(rest, key=lambda i: -abs(compared[i].error))[:worst]
+    reasons = tuple(
+        (compared[i], tuple(accounts(parts[i].graph(calibration), traced(plans[i], model, wire))))
+        for i in blamed
+    )
+    return Outcome(
+        tuple(compared),
+        fitted_on,
+        calibration,
+        summary([compared[i] for i in rest]),
+        summary([compared[i] for i in sorted(fitted_on)]),
+        summary([raw[i] for i in rest]),
+        reasons,
+        costs.name,
+        told,
+    )
+
+
+def _measured(
+    found: Sequence[Drawn], wanted: Wanted, wire: Wire, show: Show
+) -> tuple[AnalyticCosts, dict[str, Any]]:
+    """Costs measured by all ranks at once, and what to tell of them."""
+    kind = wanted.machine.devices[0].kind.name
+    device = device_at_hand(wire.device.type, kind, threads_of_a_rank(wanted.machine), wire.size)
+    prepare(device)
+    todo = spread_out(candidates_of(layout for each in found for layout in each.strategy.layouts.values()))
+    profiler = Profiler(device)
+    done = measured_at_once(
+        profiler, todo, wire, wanted.budget_s, lambda n, what: show(n, f"measuring {what}")
+    )
+    profiler.measure_updates()
+    profile = shared_profile(profiler.profile, wire)
+    off = held_out(profile.times)
+    told = {
+        "shards": len(todo),
+        "measured": done,
+        "failed": dict(profiler.failed),
+        "held_out_median": None if off is None else off.median,
+        "held_out_worst": None if off is None else off.worst,
+    }
+    return MeasuredCosts(profiles={kind: profile}), told
+
+
+def _plan(each: Drawn, machine: Machine, costs: AnalyticCosts) -> Plan:
+    return planned(each.strategy, machine, simulation(each.strategy, machine, costs), costs)

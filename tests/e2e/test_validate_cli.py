@@ -1,0 +1,58 @@
+"""`soapstone validate` with real ranks: strategies are run, compared, and half of them held out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from soapstone.cli.main import main
+
+PATIENCE_S = 180
+
+
+def test_strategies_are_run_and_compared() -> None:
+    options = ["--tiny", "--machine", "cpu:1x2", "--strategies", "4", "--steps", "2", "--budget", "1s"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "soapstone", "validate", "lenet", *options, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert told["costs"] == "measured"
+    assert [each["used_for"] for each in told["strategies"]] == ["fitting", "reporting"] * 2
+    assert told["summary"]["count"] == 2
+    assert told["summary_fitted"]["count"] == 2
+    for each in told["strategies"]:
+        assert each["predicted_s"] > 0
+        assert each["actual_s"] > 0
+        assert each["error"] == pytest.approx((each["predicted_s"] - each["actual_s"]) / each["actual_s"])
+        assert max(each["actual_bytes"]) > 0
+    assert len(told["worst"]) == 2
+    assert all(each["tasks"] for each in told["worst"])
+    assert told["measured"]["failed"] == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("lenet", "--machine", "cpu:2x2"), "has 2 nodes"),
+        (("lenet", "--machine", "cpu:1x2", "--costs", "guessed"), "no costs 'guessed'"),
+        (("lenet", "--machine", "cpu:1x2", "--statistic", "mean"), "no statistic 'mean'"),
+        (("lenet", "--machine", "nowhere:1x2"), "nowhere"),
+        (("lenet", "--machine", "cpu:1x2", "--budget", "soon"), "is no time"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(
+    arguments: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert told in said.err
+    assert len(said.err.strip().splitlines()) == 1

@@ -1,0 +1,156 @@
+"""Training on a GPU: the same as on a CPU, recorded or not, alone or on slices of one GPU.
+
+python -m pytest tests/gpu -m gpu
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from oracles.gpucases import shared_case
+from oracles.ranks import Ranks
+from oracles.training import (
+    Recipe,
+    Tensors,
+    assert_same,
+    named_tensors,
+    plain,
+    planned,
+    tiny,
+    trained_plainly,
+)
+
+from soapstone.graph import Graph
+from soapstone.machine import preset
+from soapstone.plan import Plan, simulation
+from soapstone.runtime.replay import WARM_UP
+from soapstone.runtime.run import state_of
+from soapstone.runtime.slices import CONTROL, sliced
+from soapstone.runtime.trainer import Options, Trainer
+from soapstone.runtime.wire import Wire
+from soapstone.strategy.placement import Placement
+from soapstone.strategy.space import random_strategy
+from soapstone.strategy.strategy import Strategy
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+]
+
+STEPS = WARM_UP + 4
+PATIENCE_S = 300
+
+
+def on_first(graph: Graph) -> Strategy:
+    """Everything on the first device."""
+    return Strategy(graph, {block.name: Placement((), (0,)) for block in Strategy(graph, {}).blocks})
+
+
+def trained_on_gpu(name: str, *, replay: bool) -> tuple[Trainer, list[float], Tensors]:
+    module, batches, captured = tiny(name, STEPS)
+    machine = preset("cpu:1x1")
+    strategy = on_first(captured.graph)
+    plan = Plan(strategy, machine, simulation(strategy, machine).prediction)
+    model = deepcopy(module)
+    state = state_of(captured.graph, named_tensors(model), captured.constants)
+    wire = Wire(device=torch.device("cuda", 0))
+    parameters = dict(model.named_parameters())
+    trainer = Trainer(plan, state, parameters, Recipe().optimizer_of, wire, Options(replay=replay))
+    losses = [trainer.step(batch) for batch in batches]
+    return trainer, losses, {key: tensor.cpu() for key, tensor in trainer.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", ["lenet", "resnet101", "rnnlm", "bert_large", "nmt"])
+@pytest.mark.parametrize("replay", [False, True], ids=["launched", "replayed"])
+def test_a_gpu_trains_as_plain_pytorch_does(name: str, replay: bool) -> None:
+    """Double precision; running statistics and momentum included, whose steps a recording must not
+    take twice."""
+    module, batches, _ = tiny(name, STEPS)
+    trainer, losses, state = trained_on_gpu(name, replay=replay)
+    made = trainer.run.executor.replay
+    if replay:
+        assert made is not None
+        assert made.is_recorded, made.refusal
+    else:
+        assert made is None
+    assert_same((losses, state), trained_plainly(module, batches, Recipe()), rtol=1e-7, atol=1e-8)
+
+
+def test_what_cannot_be_recorded_goes_on_unrecorded() -> None:
+    """Reading a number back from the GPU breaks a recording; the step is done all the same."""
+    _, batches, _ = tiny("lenet", STEPS)
+    trainer, _, _ = trained_on_gpu("lenet", replay=True)
+    launched, _, _ = trained_on_gpu("lenet", replay=False)
+    replay = trainer.run.executor.replay
+    assert replay is not None
+    walk = replay._walk
+
+    def reading() -> Any:
+        loss = walk()
+        loss.item()
+        return loss
+
+    replay._walk, replay._graph, replay._walked = reading, None, WARM_UP
+    after = [trainer.step(batch) for batch in batches]
+    assert after == pytest.approx([launched.step(batch) for batch in batches], rel=1e-6)
+    assert replay.refusal is not None
+    assert not replay.is_recorded
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["in turns", "on slices"])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Two ranks on one GPU, as the driver lets them or through MPS."""
+    if request.param > 1 and shutil.which(CONTROL) is None:
+        pytest.skip("NVIDIA's MPS daemon is not installed here")
+    with sliced(request.param) as told, pytest.MonkeyPatch.context() as patch:
+        for name, value in told.items():
+            patch.setenv(name, value)
+        started = Ranks(2)
+        yield started
+        started.close()
+
+
+@pytest.mark.parametrize("name", ["lenet", "resnet101", "rnntc"])
+def test_ranks_that_share_a_gpu_train_as_plain_pytorch_does(name: str, ranks: Ranks, tmp_path: Path) -> None:
+    """Double precision, a random strategy: every message and every sum is staged in host memory."""
+    module, batches, captured = tiny(name, STEPS)
+    path = planned(random_strategy(captured.graph, 2, Random(3)), 2, tmp_path)
+    arrays = [[tensor.numpy() for tensor in batch] for batch in batches]
+    answers = ranks.run(shared_case, 2, path, plain(named_tensors(module)), plain(captured.constants), arrays)
+    losses, arrays_of = answers[0]
+    assert answers[1][0] == losses
+    state = {key: torch.from_numpy(array) for key, array in arrays_of.items()}
+    assert_same((losses, state), trained_plainly(module, batches, Recipe()), rtol=1e-7, atol=1e-8)
+
+
+def ran(arguments: Sequence[object]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "soapstone", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+@pytest.mark.skipif(shutil.which(CONTROL) is None, reason="NVIDIA's MPS daemon is not installed here")
+@pytest.mark.parametrize("strategy", ["data_parallel", "model_parallel"])
+def test_the_command_trains_on_slices_as_one_process_does(strategy: str, tmp_path: Path) -> None:
+    """Single precision: two orders of one sum differ in the last bits."""
+    pytest.importorskip("soapstone._core", reason="the command line needs the native core")
+    losses = []
+    for devices, options in ((1, ["--device", "cuda"]), (2, ["--gpu-slices", "2"])):
+        plan = tmp_path / f"plan{devices}.json"
+        chosen = strategy if devices > 1 else "single_device"
+        model = ["--model", "lenet", "--tiny", "--batch", "8", "--machine", f"cpu:1x{devices}"]
+        made = ran(["simulate", *model, "--strategy", chosen, "-o", plan, "--json"])
+        assert made.returncode == 0, made.stderr
+        done = ran(["train", plan, "--steps", 6, "--lr", 0.05, "--json", *options])
+        assert done.returncode == 0, done.stderr
+        losses.append(json.loads(done.stdout)["losses"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)

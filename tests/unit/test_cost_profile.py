@@ -1,0 +1,99 @@
+"""Profiles and their files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from soapstone.cost.profile import (
+    Measured,
+    OpKey,
+    Profile,
+    Updated,
+    document_of,
+    op_key,
+    profile_from,
+    read_profile,
+    write_profile,
+)
+from soapstone.errors import CostError
+
+KEY = OpKey("linear", "{}", "f32", 0)
+TIME = Measured(((4, 8), (2, 8), None), ((4, 2),), 1.5e-5, 0.02, 128.0, 224)
+PROFILE = Profile("cpu", {"torch": "2.13"}, {KEY: (TIME,)}, (Updated(256, 1e-5, 0.1),))
+
+
+def test_a_profile_survives_its_document() -> None:
+    assert profile_from(json.loads(json.dumps(document_of(PROFILE))), "here") == PROFILE
+
+
+def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+    write_profile(PROFILE, tmp_path / "p.json")
+    assert read_profile(tmp_path / "p.json") == PROFILE
+
+
+def test_attributes_tell_operators_apart() -> None:
+    """1, 1.0 and True are equal in Python and not the same attribute."""
+    keys = {op_key("add", (("alpha", value),), "f32", 0) for value in (1, 1.0, True, None, (1, 2), math.inf)}
+    assert len(keys) == 6
+
+
+def test_a_row_of_numbers_means_one_thing() -> None:
+    """Shapes of other ranks with the same lengths, and operands not read, stay apart."""
+    rows = [
+        Measured(operands, outputs, 1.0, 0.0, 0.0, 0).shape
+        for operands, outputs in (
+            (((2, 3),), ((4,),)),
+            (((2,),), ((3, 4),)),
+            (((2,), (3,)), ((4,),)),
+            ((None, (2, 3)), ((4,),)),
+            (((2, 3), None), ((4,),)),
+            (((), (2, 3)), ((4,),)),
+        )
+    ]
+    assert len(set(rows)) == len(rows)
+
+
+def test_merging_takes_the_newer_time() -> None:
+    newer = Measured(TIME.operands, TIME.outputs, 9e-5, 0.0, 128.0, 224)
+    merged = PROFILE.merged(Profile("cpu", {"torch": "2.13"}, {KEY: (newer,)}))
+    assert merged.times[KEY] == (newer,)
+    assert merged.updates == PROFILE.updates
+
+
+def test_a_part_keeps_all_of_an_operator() -> None:
+    other = OpKey("relu", "{}", "f32", 0)
+    both = Profile("cpu", {}, {KEY: (TIME,), other: (TIME,)})
+    assert set(both.of([OpKey("linear", '{"x": 1}', "f32", 2)]).times) == {KEY}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"format": "soapstone-plan"}, "no Soapstone profile"),
+        ({"version": 99}, "has version 99"),
+        ({"operators": [{"op": "linear"}]}, "is damaged"),
+        ({"operators": 7}, "is damaged"),
+        ({"updates": [[256, -1.0, 0.0]]}, "is damaged"),
+        ({"updates": [[256, 1e12, 0.0]]}, "is damaged"),
+        ({"software": {"torch": 2}}, "is damaged"),
+    ],
+)
+def test_a_damaged_document_is_refused(change: dict[str, object], told: str) -> None:
+    with pytest.raises(CostError, match=told):
+        profile_from({**document_of(PROFILE), **change}, "here.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": NaN}', "\x00"])
+def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(CostError, match=r"p\.json"):
+        read_profile(tmp_path / "p.json")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CostError, match="no such profile"):
+        read_profile(tmp_path / "none.json")

@@ -1,0 +1,102 @@
+"""Measuring operators on this computer: what is measured, not how long it takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from soapstone.cost.candidates import candidates, spread_out
+from soapstone.cost.profile import flat_shape, key_of
+from soapstone.cost.profiler import Profiler, device_at_hand, kind_named
+from soapstone.errors import CostError
+from soapstone.frontends.source import load
+from soapstone.graph import Graph, GraphBuilder
+
+
+def tiny(model: str) -> Graph:
+    return normed() if model == "normed" else load(model, tiny=True, devices=2).captured().graph
+
+
+def normed() -> Graph:
+    """A convolution whose batch statistics are taken over shards."""
+    build = GraphBuilder("normed")
+    x = build.input("x", (4, 2, 6, 6))
+    (y,) = build.add("conv2d", [x, build.weight("w", (4, 2, 3, 3)), None], {"ph": 1, "pw": 1}, name="conv")
+    scale, shift = build.weight("scale", (4,)), build.weight("shift", (4,))
+    (y,) = build.add("batch_norm", [y, scale, shift, None, None], name="norm")
+    (loss,) = build.add("sum", [y], {"dim": (0, 1, 2, 3)}, name="loss")
+    return build.graph(loss=loss)
+
+
+@pytest.fixture(autouse=True)
+def _one_short_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("soapstone.cost.profiler.BATCHES", 2)
+    monkeypatch.setattr("soapstone.cost.profiler.BATCH_S", 1e-5)
+
+
+@pytest.mark.parametrize("model", ["lenet", "dlrm", "normed"])
+def test_every_shard_of_a_model_can_be_measured(model: str) -> None:
+    """Convolutions with halos, embeddings, losses, statistics: each gets a time."""
+    listed = candidates(tiny(model), [1, 2])
+    profiler = Profiler(device_at_hand("cpu"))
+    assert [c.node.op_name for c in listed if not profiler.measure(c)] == []
+    assert profiler.failed == {}
+    times = {(key, m.shape): m for key, found in profiler.profile.times.items() for m in found}
+    for candidate in listed:
+        for work in candidate.works:
+            assert times[key_of(work), flat_shape(work.operands, work.outputs)].seconds > 0
+
+
+def test_what_cannot_be_run_is_left_out() -> None:
+    graph = tiny("lenet")
+    candidate = next(c for c in candidates(graph, [1]) if c.node.op_name == "conv2d")
+    broken = replace(candidate, node=replace(candidate.node, attrs={"sh": 0}))
+    broken.__dict__.update(forward=candidate.forward, backward=candidate.backward)
+    profiler = Profiler(device_at_hand("cpu"))
+    assert not profiler.measure(broken)
+    assert list(profiler.failed) == ["conv2d"]
+    assert profiler.profile.count == 0
+    assert profiler.measure(candidate)
+
+
+def test_updates_are_measured() -> None:
+    profiler = Profiler(device_at_hand("cpu"))
+    profiler.measure_updates([256, 4096])
+    assert [u.size_bytes for u in profiler.profile.updates] == [256, 4096]
+    assert all(u.seconds > 0 for u in profiler.profile.updates)
+
+
+def test_any_beginning_has_the_ends_of_every_operator() -> None:
+    """The first round has the largest shard of each operator, the second the smallest."""
+    listed = candidates(tiny("lenet"), [1, 2])
+    ordered = spread_out(listed)
+    assert sorted(map(id, ordered)) == sorted(map(id, listed))
+    operators = {key_of(c.works[0]) for c in listed}
+    first = ordered[: len(operators)]
+    assert {key_of(c.works[0]) for c in first} == operators
+    for candidate in first:
+        same = [c for c in listed if key_of(c.works[0]) == key_of(candidate.works[0])]
+        assert candidate.works[0].flops == max(c.works[0].flops for c in same)
+
+
+def test_software_is_part_of_a_device() -> None:
+    alone, shared = device_at_hand("cpu", threads=1), device_at_hand("cpu", threads=2, ranks=2)
+    assert alone.software["torch"] == shared.software["torch"]
+    assert alone.software != shared.software
+    with pytest.raises(CostError, match="no device 'tpu'"):
+        device_at_hand("tpu")
+
+
+@pytest.mark.parametrize(
+    ("driver", "kind"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("Tesla V100-SXM2-16GB", "v100"),
+        ("NVIDIA GeForce RTX 4090", "nvidia-geforce-rtx-4090"),
+    ],
+)
+def test_kinds_are_known_by_their_drivers_names(driver: str, kind: str) -> None:
+    assert kind_named(driver) == kind

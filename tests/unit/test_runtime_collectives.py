@@ -1,0 +1,100 @@
+"""Moves that are recognised as collectives run as the backend's own, and the training is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from oracles.ranks import Ranks
+from oracles.training import Recipe, assert_same, tiny, trained_by_ranks, trained_plainly
+
+from soapstone.graph import Graph
+from soapstone.machine import preset
+from soapstone.plan import simulation
+from soapstone.runtime.actions import Exchanged
+from soapstone.runtime.collectives import USED, chosen
+from soapstone.runtime.linking import Links, placed_blocks
+from soapstone.runtime.listing import listed
+from soapstone.runtime.trainer import Options
+from soapstone.runtime.weights import Weights
+from soapstone.strategy.layout import layouts
+from soapstone.strategy.placement import placed
+from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.exchange import Pattern
+
+STEPS = 3
+COLLECTIVES = tuple(pattern for pattern in Pattern if pattern is not Pattern.TRANSFER)
+SEEDS = {"lenet": 1, "rnntc": 3}
+DEVICES = 4
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    started = Ranks(DEVICES)
+    yield started
+    started.close()
+
+
+def everywhere(graph: Graph, devices: int, seed: int) -> Strategy:
+    """Every block split over all devices, in one way or another."""
+    random = Random(seed)
+    placements = {}
+    for block in Strategy(graph, {}).blocks:
+        found = [found.degrees for found in layouts(graph, block, devices)]
+        degrees = random.choice(found) if found else {}
+        placements[block.name] = placed(degrees, range(devices if degrees else 1))
+    return Strategy(graph, placements)
+
+
+def patterns(strategy: Strategy, devices: int, used: frozenset[Pattern]) -> list[dict[Pattern, int]]:
+    """How often each rank posts each kind of move in a step."""
+    simulated = simulation(strategy, preset(f"cpu:1x{devices}"))
+    moves, _ = chosen(simulated.tasks, used, [])
+    found = []
+    for rank in range(devices):
+        links = Links(strategy, simulated.tasks, rank, torch.device("cpu"), moves)
+        weights = Weights(strategy.graph, placed_blocks(strategy), simulated.tasks.exchanges)
+        posted = [what for _, _, what in listed(links, weights, range(len(simulated.tasks.tasks)))]
+        kinds = [what.pattern for what in posted if isinstance(what, Exchanged)]
+        found.append({pattern: kinds.count(pattern) for pattern in Pattern})
+    return found
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_training_by_the_backends_collectives_is_the_same(name: str, ranks: Ranks, tmp_path: Path) -> None:
+    module, batches, captured = tiny(name, STEPS)
+    strategy = everywhere(captured.graph, DEVICES, SEEDS[name])
+    recipe = Recipe(options=Options(collectives=COLLECTIVES))
+    ours = trained_by_ranks(ranks, strategy, DEVICES, captured, module, batches, recipe, tmp_path)
+    assert_same(ours, trained_plainly(module, batches, recipe))
+
+
+def test_every_kind_of_collective_is_among_those_trained_with() -> None:
+    """Every rank posts as many of each as the others do; gloo's slow ones are made of messages."""
+    seen: set[Pattern] = set()
+    for name, seed in SEEDS.items():
+        _, _, captured = tiny(name, STEPS)
+        strategy = everywhere(captured.graph, DEVICES, seed)
+        first, *others = patterns(strategy, DEVICES, frozenset(COLLECTIVES))
+        for pattern in COLLECTIVES:
+            assert all(first[pattern] == other[pattern] for other in others)
+            seen |= {pattern} if first[pattern] else set()
+        on_gloo = patterns(strategy, DEVICES, USED["gloo"])[0]
+        assert on_gloo[Pattern.ALL_REDUCE] == first[Pattern.ALL_REDUCE]
+        assert not on_gloo[Pattern.ALL_GATHER]
+        assert sum(on_gloo.values()) >= sum(first.values())
+    assert seen == set(COLLECTIVES)
+
+
+def test_ranks_that_rarely_meet_use_messages() -> None:
+    """Unless they add up gradients together anyway."""
+    _, _, captured = tiny("mlp", 1)
+    simulated = simulation(everywhere(captured.graph, 4, 5), preset("cpu:1x4"))
+    moves, groups = chosen(simulated.tasks, (Pattern.ALL_GATHER,), [])
+    assert (moves, groups) == (frozenset(), set())
+    moves, groups = chosen(simulated.tasks, (Pattern.ALL_GATHER,), [(3, 1, 2, 0)])
+    assert groups == {(0, 1, 2, 3)}
+    assert len(moves) == 2

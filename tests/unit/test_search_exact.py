@@ -1,0 +1,129 @@
+"""Exact search on LeNet and its like: proofs, budgets, interrupts and refusals."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from soapstone import native
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.errors import StrategyError
+from soapstone.frontends.source import load
+from soapstone.graph import Graph, GraphBuilder
+from soapstone.machine import preset
+from soapstone.search.baselines import baseline
+from soapstone.search.exact import exact_search, lower_bound
+from soapstone.search.report import StopReason
+from soapstone.strategy.placement import Placement
+from soapstone.strategy.space import random_strategy
+from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.flat import FlatProblem, native_tasks
+
+COSTS = AnalyticCosts()
+
+
+def layers(count: int, width: int = 1024, batch: int = 512) -> Graph:
+    """Linear layers wide enough to be worth splitting."""
+    build = GraphBuilder("layers")
+    x = build.input("x", (batch, width))
+    for i in range(count):
+        (x,) = build.add("linear", [x, build.weight(f"w{i}", (width, width)), None], name=f"fc{i}")
+    (loss,) = build.add("sum", [x], {"dim": (0, 1)}, name="loss")
+    return build.graph(loss=loss)
+
+
+def test_an_optimum_is_proved_and_is_no_worse_than_any_baseline() -> None:
+    graph, machine = layers(2), preset("p100:1x2")
+    result = exact_search(graph, machine, COSTS, proposals=20)
+    assert result.is_optimal
+    assert result.lower_bound_s == result.makespan_s
+    assert result.gap == 0
+    assert result.fits
+    assert native_tasks(result.strategy, machine, COSTS).simulated()[2] == result.makespan_s
+    for name in ("data_parallel", "model_parallel"):
+        other = baseline(name, graph, machine, COSTS)
+        assert native_tasks(other, machine, COSTS).simulated()[2] >= result.makespan_s
+
+
+def test_the_result_does_not_depend_on_the_run() -> None:
+    graph, machine = layers(1), preset("p100:1x3")
+    first, second = (exact_search(graph, machine, COSTS, proposals=20) for _ in range(2))
+    assert first.strategy.placements == second.strategy.placements
+    assert (first.bounded, first.simulated) == (second.bounded, second.simulated)
+
+
+def test_a_tolerance_is_kept_and_reported() -> None:
+    graph, machine = load("lenet", devices=4, tiny=True).captured().graph, preset("p100:1x2")
+    result = exact_search(graph, machine, COSTS, tolerance=0.1, proposals=50)
+    assert result.is_optimal
+    assert result.tolerance == 0.1
+    assert result.lower_bound_s >= result.makespan_s * (1 - 0.1) * (1 - 1e-12)
+
+
+def test_a_budget_ends_it_with_what_it_has() -> None:
+    graph, machine = load("rnnlm:steps=2", devices=4, tiny=True).captured().graph, preset("p100:1x4")
+    start = random_strategy(graph, 4, Random(0))
+    result = exact_search(graph, machine, COSTS, budget_s=0.0, start=start, proposals=0)
+    assert result.stop is StopReason.BUDGET
+    assert not result.is_optimal
+    assert 0 < result.lower_bound_s <= result.makespan_s
+    assert result.makespan_s <= native_tasks(start, machine, COSTS).simulated()[2]
+
+
+def test_an_interrupt_ends_it_with_what_it_has() -> None:
+    graph, machine = load("lenet", devices=4, tiny=True).captured().graph, preset("p100:1x4")
+    seen: list[tuple[float, float, int]] = []
+
+    def interrupt(best_s: float, bound_s: float, count: int) -> None:
+        seen.append((best_s, bound_s, count))
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    result = exact_search(graph, machine, COSTS, progress=interrupt, proposals=20)
+    assert result.stop is StopReason.INTERRUPTED
+    assert not result.is_optimal
+    assert [count for _, _, count in seen] == sorted(count for _, _, count in seen)
+    assert seen[-1][1] <= result.lower_bound_s <= result.makespan_s == seen[-1][0]
+
+
+def test_a_start_with_copies_is_refused() -> None:
+    graph, machine = layers(1), preset("p100:1x2")
+    copied = Strategy(graph, {"fc0": Placement((), (0, 1), 2), "loss": Placement((), (0,))})
+    with pytest.raises(StrategyError, match="block 'fc0' has copies"):
+        exact_search(graph, machine, COSTS, start=copied)
+
+
+def test_too_many_placements_are_refused() -> None:
+    with pytest.raises(StrategyError, match="more than 100,000 placements on 16 devices"):
+        exact_search(layers(2), preset("p100:4x4"), COSTS)
+
+
+def test_a_strategy_outside_the_space_is_not_taken() -> None:
+    graph, machine = layers(1), preset("p100:1x2")
+    problem = FlatProblem(graph, machine, COSTS)
+    search = native.ExactSearch(problem.native, 0.0)
+    whole: list[tuple[list[int], int, list[int]]] = [([1, 1, 1], 1, [0]), ([1, 1], 1, [0])]
+    search.offer(whole)
+    for wrong in ([2, 1, 1], 1, [0, 0]), ([1, 1, 1], 1, [2]), ([1, 1, 1], 2, [0, 1]), ([1, 1], 1, [0]):
+        with pytest.raises(ValueError, match=r"must be one of the space|for each dim"):
+            search.offer([wrong, whole[1]])
+    with pytest.raises(ValueError, match="not every block"):
+        search.offer(whole[:1])
+
+
+def test_the_lower_bound_is_that_of_one_device() -> None:
+    """On one device there is nothing to lose: all work in a row is the makespan itself."""
+    graph, machine = layers(3), preset("p100:1x1")
+    alone_s = native_tasks(baseline("data_parallel", graph, machine, COSTS), machine, COSTS).simulated()[2]
+    bound = lower_bound(graph, machine, COSTS)
+    assert bound.seconds == pytest.approx(alone_s, rel=1e-9)
+    assert bound.reason == "compute"
+    assert bound.gap(alone_s) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("model", ["lenet", "rnnlm:steps=2"])
+def test_bounds_of_the_papers_small_problems_hold(model: str) -> None:
+    graph, machine = load(model, devices=4).captured().graph, preset("p100:1x4")
+    makespan_s = native_tasks(baseline("data_parallel", graph, machine, COSTS), machine, COSTS).simulated()[2]
+    assert 0.3 * makespan_s < lower_bound(graph, machine, COSTS).seconds < makespan_s

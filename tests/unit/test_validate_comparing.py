@@ -1,0 +1,176 @@
+"""Predicted against actual: figures, and what is fitted to them."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from random import Random
+
+import numpy as np
+import pytest
+
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.frontends.source import load
+from soapstone.graph import Graph
+from soapstone.machine import preset
+from soapstone.plan import Plan, planned, simulation
+from soapstone.runtime.as_run import as_run
+from soapstone.search.baselines import data_parallel, single_device
+from soapstone.sim.reference import Timeline, simulate
+from soapstone.strategy.space import random_strategy
+from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.placed import WEIGHT
+from soapstone.tasks.task import BufferKind, TaskKind
+from soapstone.validation.calibrating import Calibration, calibrated
+from soapstone.validation.comparing import Compared, accounts, kendall_tau, summary
+from soapstone.validation.drawing import drawn
+from soapstone.validation.parts import parts_of
+
+MACHINE, COSTS = preset("cpu:1x2"), AnalyticCosts()
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return load("lenet", tiny=True, devices=2).captured().graph
+
+
+def plan_of(strategy: Strategy) -> Plan:
+    return planned(strategy, MACHINE, simulation(strategy, MACHINE, COSTS), COSTS)
+
+
+# -- figures --------------------------------------------------------------------------------------------
+
+
+def test_kendall_tau_counts_pairs() -> None:
+    assert kendall_tau([1, 2, 3], [10, 20, 30]) == 1
+    assert kendall_tau([1, 2, 3], [30, 20, 10]) == -1
+    assert kendall_tau([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx(4 / 6)
+    assert kendall_tau([1, 1, 2], [1, 2, 3]) == pytest.approx(2 / (2 * 3) ** 0.5)
+    assert kendall_tau([1], [1]) == 1
+
+
+def test_kendall_tau_is_what_its_definition_says() -> None:
+    random = Random(0)
+    a, b = [[random.random() for _ in range(20)] for _ in range(2)]
+    pairs = list(combinations(range(20), 2))
+    agree = sum((a[i] - a[j]) * (b[i] - b[j]) > 0 for i, j in pairs)
+    assert kendall_tau(a, b) == pytest.approx((2 * agree - len(pairs)) / len(pairs))
+
+
+def test_a_summary_has_the_worst_and_the_middle() -> None:
+    found = [
+        Compared("a", 1.0, 2.0, (90, 10), (100, 10)),
+        Compared("b", 3.0, 3.0, (100, 0), (100, 50)),
+        Compared("c", 5.0, 4.0, (0, 130), (10, 100)),
+    ]
+    told = summary(found)
+    assert [each.error for each in found] == [-0.5, 0.0, 0.25]
+    assert [each.memory_error for each in found] == pytest.approx([-0.1, 0.0, 0.3])
+    assert (told.count, told.median_error, told.worst_error, told.tau) == (3, 0.25, 0.5, 1.0)
+    assert (told.median_memory_error, told.worst_memory_error) == pytest.approx((0.1, 0.3))
+
+
+def test_accounts_name_what_differs_most(graph: Graph) -> None:
+    """One task that takes a second longer than predicted is named first; updates share their one call."""
+    tasks = simulation(data_parallel(graph, MACHINE), MACHINE, COSTS).tasks
+    slow = next(i for i, task in enumerate(tasks.tasks) if task.kind is TaskKind.BACKWARD)
+    ends = [task.duration_s + (1.0 if i == slow else 0.0) for i, task in enumerate(tasks.tasks)]
+    found = accounts(tasks, Timeline([0.0] * len(ends), ends, max(ends)))
+    assert found[0].kind == "backward"
+    assert found[0].actual_s - found[0].predicted_s == pytest.approx(1.0)
+    first = next(t.resource for t in tasks.tasks if t.kind is TaskKind.UPDATE)
+    ends = [
+        1.0 if task.kind is TaskKind.UPDATE and task.resource == first else task.duration_s
+        for task in tasks.tasks
+    ]
+    told = accounts(tasks, Timeline([0.0] * len(ends), ends, 1.0), most=100)
+    others = [t for t in tasks.tasks if t.kind is TaskKind.UPDATE and t.resource != first]
+    expected_s = 1.0 + sum(t.duration_s for t in others) / len(others)
+    assert sum(a.actual_s for a in told if a.kind == "update") == pytest.approx(expected_s)
+
+
+# -- strategies -----------------------------------------------------------------------------------------
+
+
+def test_strategies_are_different_and_follow_from_the_seed(graph: Graph) -> None:
+    found = drawn(graph, MACHINE, COSTS, 12, seed=3)
+    assert len(found) == 12
+    assert found[0].name == "data_parallel"
+    for a, b in combinations(found, 2):
+        assert a.strategy.placements != b.strategy.placements
+    again = drawn(graph, MACHINE, COSTS, 12, seed=3)
+    assert [each.strategy.placements for each in again] == [each.strategy.placements for each in found]
+    other = drawn(graph, MACHINE, COSTS, 12, seed=4)
+    assert [each.strategy.placements for each in other] != [each.strategy.placements for each in found]
+
+
+# -- the tasks as they are run -----------------------------------------------------------------------------
+
+
+def test_gradients_of_the_same_ranks_are_one_sum(graph: Graph) -> None:
+    plain = simulation(data_parallel(graph, MACHINE), MACHINE, COSTS)
+    ran = as_run(graph, plain.tasks, plain.timeline)
+    weights = {key[:-1] for key in ran.led_by}
+    sums = {t.key[:-1] for t in plain.tasks.tasks if t.kind is TaskKind.ALL_REDUCE and t.key[2] == WEIGHT}
+    leaders = {key[:-1] for key in ran.led_by.values()}
+    assert len(leaders) == 1
+    assert weights < sums
+    for task in ran.tasks.tasks:
+        if task.kind is TaskKind.UPDATE:
+            assert {key[:-1] for key in task.after} & leaders
+    kept = [b for b in ran.tasks.buffers if b.kind is BufferKind.WEIGHT_GRADIENT]
+    for device in range(2):
+        sizes = [b.size_bytes for b in kept if b.device == device]
+        assert max(sizes) == sum(sizes) - max(sizes)  # the bucket holds a copy of all the others
+
+
+def test_without_sums_all_is_as_it_was(graph: Graph) -> None:
+    plain = simulation(single_device(graph, MACHINE), MACHINE, COSTS)
+    ran = as_run(graph, plain.tasks, plain.timeline)
+    assert ran.led_by == {}
+    assert ran.tasks.tasks == plain.tasks.tasks
+
+
+def test_parts_put_together_are_the_durations(graph: Graph) -> None:
+    """With no factor at work, a single device's step and any strategy's compute are the simulator's."""
+    plan = plan_of(single_device(graph, MACHINE))
+    assert parts_of(plan, COSTS).makespan_s(Calibration()) == pytest.approx(plan.prediction.makespan_s)
+    for seed in range(3):
+        plan = plan_of(random_strategy(graph, 2, Random(seed)))
+        parts = parts_of(plan, COSTS)
+        ran = parts.graph(Calibration())
+        plain = plan.simulated().tasks
+        for before, after in zip(plain.tasks, ran.tasks, strict=True):
+            if before.kind in (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.UPDATE, TaskKind.TRANSFER):
+                assert after.duration_s == pytest.approx(before.duration_s)
+        assert parts.makespan_s(Calibration()) == pytest.approx(simulate(ran).makespan_s)
+        assert parts.makespan_s(Calibration()) <= plan.prediction.makespan_s * (1 + 1e-9)
+        assert len(parts.memory_bytes(Calibration(), 2)) == 2
+
+
+def test_factors_do_what_they_say(graph: Graph) -> None:
+    parts = parts_of(plan_of(data_parallel(graph, MACHINE)), COSTS)
+    usual = parts.durations(Calibration())
+    slower = parts.durations(Calibration(compute=2.0)) - usual
+    assert np.allclose(slower, parts.seconds)
+    assert np.allclose(parts.durations(Calibration(bandwidth=0.5)) - usual, parts.wire_s)
+    assert np.allclose(parts.durations(Calibration(latency=3.0)) - usual, 2 * parts.latency_s)
+    assert np.allclose(parts.durations(Calibration(overhead_s=1.0)) - usual, parts.operators)
+    assert np.allclose(parts.durations(Calibration(message_s=1.0)) - usual, parts.messages)
+    assert parts.operators.sum() > 0
+    assert parts.messages.sum() > 0
+
+
+def test_a_calibration_is_found_again(graph: Graph) -> None:
+    """Steps that are predictions under known factors lead back to them."""
+    truth = Calibration(compute=1.5, overhead_s=2e-5, bandwidth=0.8)
+    parts = [parts_of(plan_of(each.strategy), COSTS) for each in drawn(graph, MACHINE, COSTS, 10)]
+    actual_s = [part.makespan_s(truth) for part in parts]
+    found = calibrated(lambda tried: [part.makespan_s(tried) for part in parts], actual_s)
+    for part, seconds in zip(parts, actual_s, strict=True):
+        assert part.makespan_s(found) == pytest.approx(seconds, rel=0.1)
+
+
+def test_where_all_is_right_nothing_is_fitted(graph: Graph) -> None:
+    parts = [parts_of(plan_of(each.strategy), COSTS) for each in drawn(graph, MACHINE, COSTS, 6)]
+    usual = [part.makespan_s(Calibration()) for part in parts]
+    assert calibrated(lambda tried: [part.makespan_s(tried) for part in parts], usual) == Calibration()
