@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
@@ -240,7 +240,7 @@ def test_the_picture_stands_alone_as_svg() -> None:
     whole = single_device(network(NASTY), MACHINE)
     other = {"step1": placed({"b": 2, "o": 2}, (0, 1, 2, 3)), "last": Placement((), (1, 2), 2)}
     plan, _, _ = plan_of(Strategy(whole.graph, {**whole.placements, **other}).checked(MACHINE))
-    root = ElementTree.fromstring(strategy_svg(plan))
+    root = ET.fromstring(strategy_svg(plan))
     space = {"s": "http://www.w3.org/2000/svg"}
     assert root.findtext("s:title", namespaces=space) == f"{NASTY} on {MACHINE.name}"
     tiles = root.findall("s:g/s:g", space)
