@@ -34,6 +34,7 @@ demo: $(READY) ## Plan a small model for two devices, predict a step, train it o
 	$(SOAPSTONE) plan lenet --tiny --batch 256 --machine cpu:1x2 --budget 3s -o out/plan.json
 	$(SOAPSTONE) simulate out/plan.json --trace out/predicted.json --tasks out/tasks.json
 	$(SOAPSTONE) train out/plan.json --steps 20 --checkpoint out/checkpoint --trace out/actual.json
+	$(SOAPSTONE) report out/plan.json --actual out/actual.json -o out/report.html
 
 test: $(READY) ## Run all tests.
 	$(PY) -m pytest -n $(WORKERS)
