@@ -19,7 +19,7 @@ from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.machine.checks import did_you_mean
 from soapstone.machine.units import Quantity
-from soapstone.plan import Plan, Simulation, planned, simulation
+from soapstone.plans import Plan, Simulation, planned, simulation
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.exact import exact_search, lower_bound
 from soapstone.search.mcmc import RULES, Budget, mcmc
@@ -34,6 +34,8 @@ EXPERTS = ("krizhevsky", "wu", "megatron", "dlrm_expert")
 RESORTS = ("data_parallel", "optcnn", *EXPERTS, "model_parallel")
 """The baselines that are tried when what was found does not fit in memory."""
 
+
+DEFAULT_BUDGET = "30s"
 
 LONGEST_S = 365 * 24 * 3600
 """[choice] The longest budget: a year."""
