@@ -41,7 +41,7 @@ from soapstone.frontends.capture import capture
 from soapstone.frontends.zoo import ZOO
 from soapstone.graph import Graph
 from soapstone.machine import Machine, preset
-from soapstone.plan import Plan, read_plan, simulation
+from soapstone.plans import Plan, read_plan, simulation
 from soapstone.runtime.slices import check_slices, sliced
 from soapstone.runtime.wire import Wire
 from soapstone.strategy.layout import layout

@@ -2,9 +2,8 @@
 
     torchrun --nproc-per-node 4 examples/digits.py [--epochs 20] [--losses losses.json]
 
-Convolutions are split by samples and linear layers by their outputs where they divide ("one weird trick"
-of Krizhevsky 2014): the kind of plan that the search finds for networks of this shape. Any other plan
-trains the same network.
+The plan is found by a search, the same one on every rank: it splits convolutions by their outputs, some
+linear layers by their inputs, and leaves the small ones on one device. Any plan trains the same network.
 """
 
 from __future__ import annotations
@@ -22,14 +21,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import soapstone
-from soapstone.frontends.capture import capture
-from soapstone.graph import Graph
-from soapstone.machine import preset
-from soapstone.plan import Plan, simulation
-from soapstone.strategy.blocks import Block
-from soapstone.strategy.layout import layouts
-from soapstone.strategy.placement import Placement, placed
-from soapstone.strategy.strategy import Strategy
 
 BATCH = 64
 TESTED = 360
@@ -75,26 +66,6 @@ def batches(images: Tensor, labels: Tensor, epochs: int, rows: list[int]) -> Ite
             yield images[chosen], labels[chosen]
 
 
-def plan_for(model: nn.Module, devices: int) -> Plan:
-    """Convolutions by samples, linear layers by outputs where they divide."""
-    graph = capture(
-        model, (torch.zeros(BATCH, 1, 8, 8), torch.zeros(BATCH, dtype=torch.int64)), "digits"
-    ).graph
-    machine = preset(f"cpu:1x{devices}")
-    blocks = Strategy(graph, {}).blocks
-    strategy = Strategy(graph, {block.name: _placement(graph, block, devices) for block in blocks})
-    return Plan(strategy, machine, simulation(strategy, machine).prediction)
-
-
-def _placement(graph: Graph, block: Block, devices: int) -> Placement:
-    found = [layout.degrees for layout in layouts(graph, block, devices)]
-    is_linear = block.leader.op_name == "linear"
-    for dim in ("o", "b") if is_linear else ("b",):
-        if {dim: devices} in found:
-            return placed({dim: devices}, range(devices))
-    return Placement((), tuple(range(devices)), devices)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=20)
@@ -104,7 +75,9 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = LeNet()
-    plan = plan_for(model, int(os.environ.get("WORLD_SIZE", "1")))
+    example = (torch.zeros(BATCH, 1, 8, 8), torch.zeros(BATCH, dtype=torch.int64))
+    machine = f"cpu:1x{os.environ.get('WORLD_SIZE', '1')}"
+    plan = soapstone.plan(model, example, machine=machine, proposals=300)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     trainer = soapstone.parallelize(model, plan, optimizer=optimizer, device=arguments.device)
 

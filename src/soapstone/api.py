@@ -1,30 +1,75 @@
-"""What a user's own script calls: `soapstone.parallelize`.
+"""What a user's own script calls: `soapstone.plan` and `soapstone.parallelize`.
 
-The parts it joins do not know each other: `frontends` captures the module's constants, `runtime` runs
-the plan. `soapstone/__init__.py` offers it without importing torch before it is used.
+The parts they join do not know each other: `frontends` captures the module, `search` finds a plan, `runtime`
+runs it. `soapstone/__init__.py` offers them without importing torch before they are used.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from soapstone.errors import TrainingError
+from soapstone.cost.choice import costs_for
+from soapstone.errors import SearchError, TrainingError
 from soapstone.frontends.capture import capture
 from soapstone.frontends.losses import INNER, Loss, WithLoss, with_loss
 from soapstone.graph import Graph, Role
+from soapstone.machine import Machine, resolve
 from soapstone.ops.definitions.dtypes import torch_dtype
-from soapstone.plan import Plan, read_plan
+from soapstone.plans import Plan, read_plan
 from soapstone.runtime.optimizing import OptimizerOf
 from soapstone.runtime.run import state_of
 from soapstone.runtime.session import joined
 from soapstone.runtime.trainer import Options, Trainer
 from soapstone.runtime.wire import TIMEOUT_S, Wire
+from soapstone.search.find import DEFAULT_BUDGET, budget_seconds, find, settled
+from soapstone.search.find import Options as SearchOptions
+from soapstone.search.mcmc import Budget
+
+
+def plan(  # noqa: PLR0913, one parameter for each thing a user may decide
+    model: nn.Module,
+    example_inputs: Sequence[Tensor],
+    *,
+    machine: Machine | str,
+    loss: str | Loss | None = None,
+    budget: str | float | None = None,
+    proposals: int | None = None,
+    search: str = "mcmc",
+    seed: int = 0,
+    threads: int | None = None,
+    costs: str = "auto",
+    optimizer: str = "momentum",
+    slack: float = 0.0,
+) -> Plan:
+    """The best way that a search finds to train the model on a machine.
+
+    The model returns its loss, or `loss` is added to it, as `soapstone plan --loss` would; the example inputs
+    are those of one step, all samples of it. `machine` is what `--machine` takes. `budget` is seconds or a
+    text such as "5m", 30 s if nothing is said; with `proposals`, the plan depends on the seed alone, so that
+    every rank of a run finds the same. Ctrl-C ends the search with the best plan so far.
+    """
+    found = machine if isinstance(machine, Machine) else resolve(machine)
+    name = type(model).__name__
+    wrapped, inputs = with_loss(model, tuple(example_inputs), loss, name)
+    names = wrapped.input_names(len(inputs))
+    graph = capture(wrapped, inputs, name, prefix=INNER, input_names=names).graph
+    if budget is None and proposals is None:
+        budget = DEFAULT_BUDGET
+    try:
+        seconds = None if budget is None else budget_seconds(str(budget))
+    except ValueError as error:
+        raise SearchError(f"the budget {error}") from None
+    workers = threads or len(os.sched_getaffinity(0))
+    options = SearchOptions(search, Budget(seconds, proposals), seed, workers, optimizer, slack)
+    chosen = costs_for(found, costs, graph=graph)
+    return settled(find(graph, found, chosen, options), found, chosen, "", options).plan
 
 
 def parallelize(  # noqa: PLR0913, one parameter for each thing a user may decide

@@ -18,7 +18,7 @@ import pytest
 from soapstone.cli.main import main
 from soapstone.cli.searching import seconds_of
 from soapstone.machine import preset, write_machine
-from soapstone.plan import read_plan
+from soapstone.plans import read_plan
 from soapstone.search.find import SEARCHES
 from soapstone.search.report import SearchReport, StopReason
 

@@ -12,7 +12,7 @@ import pytest
 from soapstone.cli.main import main
 from soapstone.frontends.source import load
 from soapstone.machine import preset
-from soapstone.plan import Plan, simulation, write_plan
+from soapstone.plans import Plan, simulation, write_plan
 from soapstone.report.trace import trace_document
 from soapstone.search.baselines import baseline, data_parallel
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from soapstone.cli.main import main
-from soapstone.plan import read_plan
+from soapstone.plans import read_plan
 
 LENET = ("--model", "lenet", "--tiny", "--machine", "k80:1x4")
 

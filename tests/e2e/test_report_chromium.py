@@ -19,7 +19,7 @@ import pytest
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.graph import GraphBuilder
 from soapstone.machine import preset
-from soapstone.plan import Plan, simulation
+from soapstone.plans import Plan, simulation
 from soapstone.report.figures import figures
 from soapstone.report.page import Actual, Rival, page
 from soapstone.search.baselines import data_parallel

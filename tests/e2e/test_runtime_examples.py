@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -29,3 +31,16 @@ def test_lenet_learns_the_digits_on_four_ranks_as_in_one_process(tmp_path: Path)
     # Single precision: the first epochs run together, later ones drift apart as rounding grows.
     assert ours["losses"][:60] == pytest.approx(alone["losses"][:60], rel=1e-3)
     assert sum(ours["losses"][-20:]) == pytest.approx(sum(alone["losses"][-20:]), rel=0.3, abs=0.05)
+
+
+def test_a_model_of_one_s_own_is_planned_and_trained(tmp_path: Path) -> None:
+    """Two ranks find one plan, share the work, and end where one process does."""
+    script = str(EXAMPLES / "own_model.py")
+    both = ran([*TORCHRUN, "2", script, "--save", str(tmp_path / "both.safetensors")])
+    alone = ran([sys.executable, script, "--save", str(tmp_path / "alone.safetensors")])
+    assert both.startswith("2 devices at work")
+    assert both.removeprefix("2 devices") == alone.removeprefix("1 devices")
+    found, expected = (load_file(tmp_path / f"{name}.safetensors") for name in ("both", "alone"))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)

@@ -32,7 +32,7 @@ from oracles.training import (
 
 from soapstone.graph import Graph
 from soapstone.machine import preset
-from soapstone.plan import Plan, simulation
+from soapstone.plans import Plan, simulation
 from soapstone.runtime.replay import WARM_UP
 from soapstone.runtime.run import state_of
 from soapstone.runtime.slices import CONTROL, sliced

@@ -16,7 +16,7 @@ from oracles.ranks import TIMEOUT_S, Ranks
 from soapstone.frontends.capture import Captured, capture
 from soapstone.frontends.zoo import ZOO
 from soapstone.machine import preset
-from soapstone.plan import Plan, read_plan, simulation, write_plan
+from soapstone.plans import Plan, read_plan, simulation, write_plan
 from soapstone.runtime.run import state_of
 from soapstone.runtime.trainer import Options, Trainer
 from soapstone.runtime.wire import Wire

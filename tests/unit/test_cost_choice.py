@@ -17,7 +17,7 @@ from soapstone.cost.profile import Profile
 from soapstone.errors import CostError, PlanError
 from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import preset
-from soapstone.plan import Plan, planned, read_plan, simulation, write_plan
+from soapstone.plans import Plan, planned, read_plan, simulation, write_plan
 from soapstone.search.baselines import data_parallel
 
 MACHINE = preset("cpu:1x2")

@@ -11,7 +11,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import PlanError
 from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import Machine, preset
-from soapstone.plan import Plan, planned, simulation
+from soapstone.plans import Plan, planned, simulation
 from soapstone.report.difference import difference
 from soapstone.report.dot import graph_dot, quoted, tasks_dot
 from soapstone.report.explanation import block_named, explained, parts_tried, with_devices, with_links

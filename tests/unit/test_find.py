@@ -10,7 +10,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import SearchError
 from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import Machine, preset
-from soapstone.plan import simulation
+from soapstone.plans import simulation
 from soapstone.search.baselines import data_parallel, single_device
 from soapstone.search.find import SEARCHES, Options, find, settled
 from soapstone.search.mcmc import Budget

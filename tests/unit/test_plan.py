@@ -15,8 +15,8 @@ import pytest
 from soapstone.errors import PlanError, SoapstoneError
 from soapstone.graph import GraphBuilder
 from soapstone.machine import preset
-from soapstone.plan import Plan, Prediction, read_plan, simulation, write_plan, write_text
-from soapstone.plan.document import document_of, plan_from
+from soapstone.plans import Plan, Prediction, read_plan, simulation, write_plan, write_text
+from soapstone.plans.document import document_of, plan_from
 from soapstone.report.trace import trace_document
 from soapstone.sim.document import tasks_document
 from soapstone.strategy.placement import Placement, placed

@@ -10,7 +10,7 @@ import pytest
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import Machine, preset
-from soapstone.plan import simulation
+from soapstone.plans import simulation
 from soapstone.report.decisions import devices_text, foremost, rows
 from soapstone.report.figures import Figures, figures, reasons
 from soapstone.search.baselines import data_parallel, single_device

@@ -12,7 +12,7 @@ from soapstone.errors import PlanError
 from soapstone.frontends.capture import capture
 from soapstone.graph import Graph
 from soapstone.machine import preset
-from soapstone.plan import Plan, simulation
+from soapstone.plans import Plan, simulation
 from soapstone.report.dtensor import Way, script, styles
 from soapstone.search.baselines import data_parallel
 from soapstone.strategy.placement import Placement, placed

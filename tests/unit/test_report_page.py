@@ -21,7 +21,7 @@ from soapstone.frontends.source import load
 from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import preset
 from soapstone.ops import Kind
-from soapstone.plan import Plan, Prediction, Simulation, simulation
+from soapstone.plans import Plan, Prediction, Simulation, simulation
 from soapstone.report.figures import Figures, figures
 from soapstone.report.page import Rival, page, read_actual
 from soapstone.report.page.actual import actual_from

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from soapstone.errors import CheckpointError
 from soapstone.machine import preset
 from soapstone.ops.box import Interval
-from soapstone.plan import Plan, simulation
+from soapstone.plans import Plan, simulation
 from soapstone.runtime.checkpoint import latest
 from soapstone.runtime.contents import contents
 from soapstone.runtime.run import state_of

@@ -13,7 +13,7 @@ from oracles.training import Recipe, assert_same, tiny, trained_by_ranks, traine
 
 from soapstone.graph import Graph
 from soapstone.machine import preset
-from soapstone.plan import simulation
+from soapstone.plans import simulation
 from soapstone.runtime.actions import Exchanged
 from soapstone.runtime.collectives import USED, chosen
 from soapstone.runtime.linking import Links, placed_blocks

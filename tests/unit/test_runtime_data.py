@@ -17,7 +17,7 @@ from oracles.training import named_tensors as named_of
 
 from soapstone.errors import TrainingError
 from soapstone.machine import preset
-from soapstone.plan import Plan, simulation
+from soapstone.plans import Plan, simulation
 from soapstone.runtime.linking import placed_blocks
 from soapstone.runtime.rows import rows_of
 from soapstone.runtime.run import state_of

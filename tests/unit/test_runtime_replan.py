@@ -10,7 +10,7 @@ from oracles.training import tiny
 from soapstone.cli.replan import machine_now, replanned
 from soapstone.errors import SoapstoneError, TrainingError
 from soapstone.machine import preset
-from soapstone.plan import Plan, simulation
+from soapstone.plans import Plan, simulation
 from soapstone.search.baselines import data_parallel
 
 

@@ -13,7 +13,7 @@ from oracles.ranks import Ranks
 from oracles.training import Recipe, assert_same, tiny, trained_by_ranks, trained_plainly
 
 from soapstone.machine import preset
-from soapstone.plan import simulation
+from soapstone.plans import simulation
 from soapstone.runtime.linking import Links
 from soapstone.runtime.order import execution_order
 from soapstone.strategy.space import Space, random_strategy

@@ -17,7 +17,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.frontends.source import load
 from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import Machine, preset
-from soapstone.plan import simulation
+from soapstone.plans import simulation
 from soapstone.search.baselines import baseline
 from soapstone.search.mcmc import RULES, Budget, mcmc
 from soapstone.search.report import StopReason

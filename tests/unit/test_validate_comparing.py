@@ -12,7 +12,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.frontends.source import load
 from soapstone.graph import Graph
 from soapstone.machine import preset
-from soapstone.plan import Plan, planned, simulation
+from soapstone.plans import Plan, planned, simulation
 from soapstone.runtime.as_run import as_run
 from soapstone.search.baselines import data_parallel, single_device
 from soapstone.sim.reference import Timeline, simulate

@@ -32,7 +32,7 @@ from soapstone.cli.searching import (
 )
 from soapstone.machine import Machine
 from soapstone.machine.units import BYTES, SECONDS
-from soapstone.plan import Prediction, simulation
+from soapstone.plans import Prediction, simulation
 from soapstone.report.figures import Figures, figures
 from soapstone.search.baselines import BASELINES, baseline
 from soapstone.search.find import Options, settled

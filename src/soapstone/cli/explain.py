@@ -15,7 +15,7 @@ from soapstone.cli.output import console, print_json, progress
 from soapstone.cli.report import PlanArgument
 from soapstone.machine import Machine
 from soapstone.machine.units import BYTES, SECONDS
-from soapstone.plan import Plan, read_plan
+from soapstone.plans import Plan, read_plan
 from soapstone.report.decisions import devices_text, flops
 from soapstone.report.difference import Difference, difference
 from soapstone.report.explanation import (

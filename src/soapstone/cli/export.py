@@ -15,7 +15,7 @@ from soapstone.cli.plan import check_place
 from soapstone.cli.report import PlanArgument
 from soapstone.errors import PlanError
 from soapstone.machine.checks import did_you_mean
-from soapstone.plan import Plan, read_plan, write_text
+from soapstone.plans import Plan, read_plan, write_text
 from soapstone.report.dot import graph_dot, tasks_dot
 from soapstone.report.dtensor import script
 from soapstone.report.svg import strategy_svg

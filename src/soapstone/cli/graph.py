@@ -16,7 +16,7 @@ from rich.text import Text
 
 from soapstone.cli.output import console, progress, scaled
 from soapstone.graph import printed, to_document
-from soapstone.plan import write_text
+from soapstone.plans import write_text
 
 if TYPE_CHECKING:
     from soapstone.frontends.capture import Captured

@@ -36,7 +36,7 @@ from soapstone.cli.searching import (
 )
 from soapstone.cli.simulate import basis_text
 from soapstone.machine.units import BYTES, SECONDS
-from soapstone.plan import Plan, write_plan
+from soapstone.plans import Plan, write_plan
 from soapstone.report.decisions import Row, foremost, rows
 from soapstone.report.figures import ALIKE, Figures, figures, is_alike, reasons
 from soapstone.search.baselines import applicable, baseline

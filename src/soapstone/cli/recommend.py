@@ -32,7 +32,7 @@ from soapstone.errors import MachineError, SoapstoneError
 from soapstone.machine.checks import did_you_mean
 from soapstone.machine.presets import PRESETS, Preset
 from soapstone.machine.units import BYTES, SECONDS
-from soapstone.plan import Plan
+from soapstone.plans import Plan
 from soapstone.search.find import Options, settled
 
 DEFAULT_BUDGET = "5s"

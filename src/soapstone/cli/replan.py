@@ -12,7 +12,7 @@ from dataclasses import replace
 from soapstone.errors import StrategyError, TrainingError
 from soapstone.machine import Machine, preset, resolve
 from soapstone.machine.presets import PRESETS
-from soapstone.plan import Plan, simulation
+from soapstone.plans import Plan, simulation
 from soapstone.search.baselines import applicable, baseline
 
 QUICK = ("data_parallel", "single_device", "krizhevsky", "wu", "megatron", "dlrm_expert", "optcnn")

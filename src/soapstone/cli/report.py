@@ -10,7 +10,7 @@ import typer
 from soapstone.cli.output import ShowProgress, console, print_json, progress
 from soapstone.cli.plan import check_place
 from soapstone.machine.units import BYTES
-from soapstone.plan import Plan, read_plan, write_text
+from soapstone.plans import Plan, read_plan, write_text
 from soapstone.report.figures import Figures, figures
 from soapstone.report.page import Rival, page, read_actual
 from soapstone.search.baselines import applicable, baseline

@@ -12,12 +12,10 @@ from soapstone.cli.output import progress
 from soapstone.cli.problem import COSTS_HELP, Problem
 from soapstone.errors import PlanError
 from soapstone.machine.checks import did_you_mean
-from soapstone.search.find import SEARCHES, Options, budget_seconds, find, search_named
+from soapstone.search.find import DEFAULT_BUDGET, SEARCHES, Options, budget_seconds, find, search_named
 from soapstone.search.mcmc import Budget
 from soapstone.search.report import SearchReport, StopReason
 from soapstone.sim.memory import STATES_PER_WEIGHT
-
-DEFAULT_BUDGET = "30s"
 
 LARGEST_SEED = 2**32 - 1
 

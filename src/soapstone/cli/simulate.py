@@ -23,7 +23,7 @@ from soapstone.cost.choice import bases
 from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.machine.units import BYTES, SECONDS
-from soapstone.plan import Plan, Simulation, planned, read_plan, simulation, write_plan, write_text
+from soapstone.plans import Plan, Simulation, planned, read_plan, simulation, write_plan, write_text
 from soapstone.report.trace import trace_document
 from soapstone.search.baselines import BASELINES, baseline
 from soapstone.sim.document import tasks_document

@@ -21,8 +21,8 @@ from soapstone.cli.output import console, print_json, progress
 from soapstone.cli.replan import machine_now, replanned
 from soapstone.errors import CheckpointError, SoapstoneError, TrainingError
 from soapstone.machine.units import SECONDS
-from soapstone.plan import Plan, read_plan, write_plan, write_text
-from soapstone.plan.document import document_of, plan_from
+from soapstone.plans import Plan, read_plan, write_plan, write_text
+from soapstone.plans.document import document_of, plan_from
 from soapstone.report.trace import trace_document
 
 if TYPE_CHECKING:

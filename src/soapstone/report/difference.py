@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from soapstone.errors import PlanError
 from soapstone.machine import Machine
-from soapstone.plan import Plan
+from soapstone.plans import Plan
 from soapstone.report.decisions import layers
 from soapstone.report.explanation import split_text
 from soapstone.report.resimulation import Resimulation

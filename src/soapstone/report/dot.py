@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from soapstone.plan import Plan, Simulation
+from soapstone.plans import Plan, Simulation
 from soapstone.report.decisions import devices_text
 from soapstone.report.explanation import split_text
 from soapstone.tasks.task import COMPUTE_KINDS

@@ -20,7 +20,7 @@ from string import Template
 from soapstone.errors import PlanError
 from soapstone.graph import Graph, Role
 from soapstone.ops import Kind
-from soapstone.plan import Plan
+from soapstone.plans import Plan
 from soapstone.report.decisions import weights
 from soapstone.strategy.blocks import Block
 from soapstone.strategy.placement import Placement

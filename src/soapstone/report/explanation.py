@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from soapstone.errors import PlanError
 from soapstone.graph import Graph, Role
 from soapstone.machine import Machine
-from soapstone.plan import Plan
+from soapstone.plans import Plan
 from soapstone.report.resimulation import Resimulation
 from soapstone.strategy.blocks import Block
 from soapstone.strategy.layout import layouts

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 from soapstone.machine import Machine
-from soapstone.plan import Plan
+from soapstone.plans import Plan
 from soapstone.report.page.picture import Box, Tile, boxes
 
 WIDTH = 900

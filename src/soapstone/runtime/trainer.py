@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from soapstone.errors import TrainingError
-from soapstone.plan import Plan
+from soapstone.plans import Plan
 from soapstone.runtime import checkpoint
 from soapstone.runtime.gathering import gathered, write_safetensors
 from soapstone.runtime.inputs import Batch

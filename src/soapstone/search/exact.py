@@ -29,7 +29,7 @@ from soapstone.machine import Machine
 from soapstone.search.report import StopReason
 from soapstone.sim.memory import peak_memory
 from soapstone.sim.reference import simulate
-from soapstone.strategy.placement import placed
+from soapstone.strategy.placement import Placement, placed
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
 from soapstone.tasks.flat import FlatProblem
@@ -193,11 +193,20 @@ def _annealed(problem: FlatProblem, seed: int, count: int) -> list[tuple[list[in
     return [proposals.placed(number) for number in range(len(problem.blocks))]
 
 
+def is_in_space(strategy: Strategy) -> bool:
+    """Whether an exact search may find a strategy: one copy of every shard, on devices of their own."""
+    return all(_is_in_space(placement) for placement in strategy.placements.values())
+
+
+def _is_in_space(placement: Placement) -> bool:
+    return placement.copies == 1 and len(set(placement.devices)) == len(placement.devices)
+
+
 def _placed(problem: FlatProblem, strategy: Strategy) -> list[tuple[list[int], int, list[int]]]:
     strategy.checked(problem.machine)
     placements = [strategy.placements[block.name] for block in problem.blocks]
     for block, placement in zip(problem.blocks, placements, strict=True):
-        if placement.copies > 1 or len(set(placement.devices)) < len(placement.devices):
+        if not _is_in_space(placement):
             raise StrategyError(
                 f"an exact search cannot start from this strategy: block '{block.name}' has copies, or"
                 " several shards on a device"

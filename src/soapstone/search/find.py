@@ -19,9 +19,9 @@ from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.machine.checks import did_you_mean
 from soapstone.machine.units import Quantity
-from soapstone.plan import Plan, Simulation, planned, simulation
+from soapstone.plans import Plan, Simulation, planned, simulation
 from soapstone.search.baselines import applicable, baseline
-from soapstone.search.exact import exact_search, lower_bound
+from soapstone.search.exact import exact_search, is_in_space, lower_bound
 from soapstone.search.mcmc import RULES, Budget, mcmc
 from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport
 from soapstone.strategy.blocks import blocks
@@ -34,6 +34,11 @@ EXPERTS = ("krizhevsky", "wu", "megatron", "dlrm_expert")
 RESORTS = ("data_parallel", "optcnn", *EXPERTS, "model_parallel")
 """The baselines that are tried when what was found does not fit in memory."""
 
+
+DEFAULT_BUDGET = "30s"
+
+EXACT_PROPOSALS = 5000
+"""[choice] Of each chain that looks for a strategy for the exact search to start from."""
 
 LONGEST_S = 365 * 24 * 3600
 """[choice] The longest budget: a year."""
@@ -105,8 +110,18 @@ def _exactly(
         if show is not None:
             show(lower_bound_s / best_s, f"{best_s * 1e3:.4g} ms, at least {lower_bound_s * 1e3:.4g}")
 
-    found = exact_search(graph, machine, costs, budget_s=budget_s, progress=progress)
-    start = StartReport(
+    chains = mcmc(
+        graph,
+        machine,
+        costs,
+        budget=Budget(budget_s, EXACT_PROPOSALS),
+        seed=options.seed,
+        threads=options.threads,
+    )
+    start = chains.strategy if is_in_space(chains.strategy) else None
+    left_s = None if budget_s is None else max(0.0, budget_s - chains.elapsed_s)
+    found = exact_search(graph, machine, costs, budget_s=left_s, start=start, progress=progress)
+    told = StartReport(
         "exact", found.makespan_s, found.makespan_s, found.bounded, found.simulated, found.stop
     )
     return SearchReport(
@@ -115,9 +130,9 @@ def _exactly(
         found.strategy,
         found.makespan_s,
         found.fits,
-        (CurvePoint(found.elapsed_s, found.bounded, found.makespan_s),),
-        (start,),
-        found.elapsed_s,
+        (*chains.curve, CurvePoint(chains.elapsed_s + found.elapsed_s, chains.proposals, found.makespan_s)),
+        (*chains.starts, told),
+        chains.elapsed_s + found.elapsed_s,
         found.stop,
         found.lower_bound_s,
     )

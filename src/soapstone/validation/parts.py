@@ -20,7 +20,7 @@ from soapstone import native
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.work import Work
 from soapstone.machine import DeviceKind, Machine
-from soapstone.plan import Plan
+from soapstone.plans import Plan
 from soapstone.runtime.as_run import as_run
 from soapstone.sim.memory import STATES_PER_WEIGHT, peak_memory
 from soapstone.sim.reference import simulate

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from soapstone.frontends.source import Source
-from soapstone.plan import Plan
+from soapstone.plans import Plan
 from soapstone.runtime.optimizing import optimizer_named
 from soapstone.runtime.run import State, state_of
 from soapstone.runtime.trainer import Options, Trainer

@@ -19,7 +19,7 @@ from soapstone.cost.profiler import Profiler, device_at_hand, prepare
 from soapstone.errors import TrainingError
 from soapstone.frontends.source import Source
 from soapstone.machine import Machine
-from soapstone.plan import Plan, planned, simulation
+from soapstone.plans import Plan, planned, simulation
 from soapstone.runtime.profiling import measured_at_once, shared_profile
 from soapstone.runtime.wire import Wire
 from soapstone.validation.calibrating import Calibration, calibrated

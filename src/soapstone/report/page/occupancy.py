@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from soapstone.machine import Machine
-from soapstone.plan import Plan, Simulation
+from soapstone.plans import Plan, Simulation
 from soapstone.sim.memory import OPTIMIZER_STATE, STATES_PER_WEIGHT
 from soapstone.tasks.task import Buffer, BufferKind
 

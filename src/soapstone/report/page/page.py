@@ -15,7 +15,7 @@ from string import Template
 from typing import Any
 
 from soapstone.machine.units import BYTES, SECONDS
-from soapstone.plan import Plan, Simulation
+from soapstone.plans import Plan, Simulation
 from soapstone.report.figures import Figures, is_alike
 from soapstone.report.page.actual import Actual
 from soapstone.report.page.finding import Finding, finding

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from soapstone.machine import Machine
-from soapstone.plan import Simulation
+from soapstone.plans import Simulation
 from soapstone.report.page.actual import Actual
 from soapstone.sim.reference import Timeline
 from soapstone.tasks.flat import KINDS

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from soapstone.machine import Machine
-from soapstone.plan import Simulation
+from soapstone.plans import Simulation
 from soapstone.tasks.task import COMPUTE_KINDS, Task, TaskGraph
 
 MOST_MOVES = 12

@@ -1,7 +1,7 @@
 """Plans: what is saved of a decision, and how it is simulated again."""
 
-from soapstone.plan.document import read_plan, write_plan, write_text
-from soapstone.plan.plan import COSTS, Plan, Prediction, Simulation, costs_named, planned, simulation
+from soapstone.plans.document import read_plan, write_plan, write_text
+from soapstone.plans.plan import COSTS, Plan, Prediction, Simulation, costs_named, planned, simulation
 
 __all__ = [
     "COSTS",

@@ -23,7 +23,7 @@ from soapstone.errors import PlanError, SoapstoneError
 from soapstone.files import replace_text
 from soapstone.machine.checks import shown
 from soapstone.machine.cursor import Cursor
-from soapstone.plan.plan import COSTS, Plan, Prediction
+from soapstone.plans.plan import COSTS, Plan, Prediction
 from soapstone.sim.memory import STATES_PER_WEIGHT
 from soapstone.strategy import document as strategies
 
