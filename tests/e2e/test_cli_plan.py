@@ -59,7 +59,7 @@ def test_a_plan_for_people(soapstone: Soapstone, tmp_path: Path) -> None:
     assert " data parallelism (" in lines[1]
     assert " krizhevsky, the best expert's strategy (" in lines[2]
     assert lines[3].startswith("fits in memory: at most ")
-    assert lines[4] == "compute times are analytic: none was measured on a device"
+    assert lines[4] == "compute times: analytic, none was measured on a device"
     assert " 12 GiB on node0/gpu" in lines[3]
     assert "Why it is faster than data parallelism:" in lines
     assert any(line.startswith("  It moves ") for line in lines)
