@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <set>
 #include <utility>
 
 namespace soapstone {
@@ -298,6 +299,32 @@ std::optional<BoxBounds> Intersection(const BoxBounds& a, const BoxBounds& b) {
     if (both[i + 1] <= both[i]) return std::nullopt;
   }
   return both;
+}
+
+std::vector<BoxBounds> CutAtBorders(const std::vector<BoxBounds>& boxes) {
+  bool is_apart = true;
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) is_apart = is_apart && !Intersection(boxes[i], boxes[j]);
+  }
+  if (is_apart) return boxes;
+  std::vector<BoxBounds> atoms = {{}};
+  for (std::size_t axis = 0; axis < boxes[0].size() / 2; ++axis) {
+    std::set<std::int64_t> borders;
+    for (const BoxBounds& box : boxes) borders.insert({box[2 * axis], box[2 * axis + 1]});
+    std::vector<BoxBounds> longer;
+    for (const BoxBounds& atom : atoms) {
+      for (auto border = borders.begin(); std::next(border) != borders.end(); ++border) {
+        longer.push_back(atom);
+        longer.back().insert(longer.back().end(), {*border, *std::next(border)});
+      }
+    }
+    atoms = std::move(longer);
+  }
+  std::erase_if(atoms, [&](const BoxBounds& atom) {
+    return std::none_of(boxes.begin(), boxes.end(),
+                        [&](const BoxBounds& box) { return Intersection(box, atom) == atom; });
+  });
+  return atoms;
 }
 
 bool ReadsAll(const NodeData& node, const Access& operand) {

@@ -27,6 +27,11 @@ std::int64_t Volume(const BoxBounds& box);
 // The common elements of two boxes of one rank; nullopt when there are none.
 std::optional<BoxBounds> Intersection(const BoxBounds& a, const BoxBounds& b);
 
+// Boxes cut at each other's borders, so that any two pieces are equal or apart.
+//
+// REQUIRES: there is a box, and all have one rank.
+std::vector<BoxBounds> CutAtBorders(const std::vector<BoxBounds>& boxes);
+
 // Rows of numbers, one after the other.
 struct Rows {
   std::vector<std::int32_t> begin = {0};

@@ -150,8 +150,6 @@ class Partial {
   template <typename Gives, typename Takes>
   void AddExchange(const std::vector<Source>& sources, const std::vector<Sink>& sinks, std::int64_t item_bytes,
                    bool is_decided, const Gives& gives, const Takes& takes, Template* made);
-  // Boxes cut at each other's borders, so that any two pieces are equal or apart.
-  static std::vector<BoxBounds> CutAtBorders(const std::vector<BoxBounds>& boxes);
   double LagSeconds(std::int64_t size_bytes, std::int32_t to) const;
 
   void Place(std::span<const std::int32_t> chosen);

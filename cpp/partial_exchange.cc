@@ -270,32 +270,6 @@ void Partial::MakeWeight(std::int32_t weight, const std::vector<BlockPart>& part
   }
 }
 
-std::vector<BoxBounds> Partial::CutAtBorders(const std::vector<BoxBounds>& boxes) {
-  bool is_apart = true;
-  for (std::size_t i = 0; i < boxes.size(); ++i) {
-    for (std::size_t j = 0; j < i; ++j) is_apart = is_apart && !Intersection(boxes[i], boxes[j]);
-  }
-  if (is_apart) return boxes;
-  std::vector<BoxBounds> atoms = {{}};
-  for (std::size_t axis = 0; axis < boxes[0].size() / 2; ++axis) {
-    std::set<std::int64_t> borders;
-    for (const BoxBounds& box : boxes) borders.insert({box[2 * axis], box[2 * axis + 1]});
-    std::vector<BoxBounds> longer;
-    for (const BoxBounds& atom : atoms) {
-      for (auto border = borders.begin(); std::next(border) != borders.end(); ++border) {
-        longer.push_back(atom);
-        longer.back().insert(longer.back().end(), {*border, *std::next(border)});
-      }
-    }
-    atoms = std::move(longer);
-  }
-  std::erase_if(atoms, [&](const BoxBounds& atom) {
-    return std::none_of(boxes.begin(), boxes.end(),
-                        [&](const BoxBounds& box) { return Intersection(box, atom) == atom; });
-  });
-  return atoms;
-}
-
 const Partial::Template& Partial::ValueTemplate(std::int32_t value, std::span<const std::int32_t> chosen) {
   key_.assign({0, value, chosen[writer_[value]]});
   for (const std::int32_t reader : readers_[value]) key_.push_back(chosen[reader]);

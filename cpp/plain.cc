@@ -250,7 +250,7 @@ class Builder {
     }
     std::set<BoxBounds> boxes;
     for (const Reading& reading : readings) boxes.insert(reading.box);
-    const std::vector<BoxBounds> pieces = Pieces({boxes.begin(), boxes.end()});
+    const std::vector<BoxBounds> pieces = CutAtBorders({boxes.begin(), boxes.end()});
     std::vector<std::int64_t> held_bytes(machine.device_count, 0);
     std::vector<std::set<std::int32_t>> holders(pieces.size());
     std::vector<std::vector<const Reading*>> givers(pieces.size());
@@ -287,33 +287,6 @@ class Builder {
       const auto takes = [&](std::int32_t sink) { return std::array<Ref, 1>{updates[sinks[sink].device]}; };
       draft_.AddExchange(MakeExchange(machine, sources, sinks), sinks, data.item_bytes, gives, takes, order);
     }
-  }
-
-  // Boxes cut at each other's borders, so that any two pieces are equal or apart.
-  static std::vector<BoxBounds> Pieces(const std::vector<BoxBounds>& boxes) {
-    bool is_apart = true;
-    for (std::size_t i = 0; i < boxes.size(); ++i) {
-      for (std::size_t j = 0; j < i; ++j) is_apart = is_apart && !Intersection(boxes[i], boxes[j]);
-    }
-    if (is_apart) return boxes;
-    std::vector<BoxBounds> atoms = {{}};
-    for (std::size_t axis = 0; axis < boxes[0].size() / 2; ++axis) {
-      std::set<std::int64_t> edges;
-      for (const BoxBounds& box : boxes) edges.insert({box[2 * axis], box[2 * axis + 1]});
-      std::vector<BoxBounds> longer;
-      for (const BoxBounds& atom : atoms) {
-        for (auto edge = edges.begin(); std::next(edge) != edges.end(); ++edge) {
-          longer.push_back(atom);
-          longer.back().insert(longer.back().end(), {*edge, *std::next(edge)});
-        }
-      }
-      atoms = std::move(longer);
-    }
-    std::erase_if(atoms, [&](const BoxBounds& atom) {
-      return std::none_of(boxes.begin(), boxes.end(),
-                          [&](const BoxBounds& box) { return Intersection(box, atom) == atom; });
-    });
-    return atoms;
   }
 
   const Problem& problem_;

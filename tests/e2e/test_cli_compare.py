@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from oracles.shell import Soapstone
 
-from soapstone.cli.main import main
 from soapstone.search.baselines import BASELINES
 
 LENET = ("lenet", "--tiny", "--machine", "k80:1x4")
 QUICK = ("--proposals", 40, "--threads", 1)
 REFUSED = ["wu", "megatron", "dlrm_expert"]
 APPLY = [name for name in BASELINES if name not in REFUSED]
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Soapstone = Callable[..., Outcome]
-
-
-@pytest.fixture
-def soapstone(capsys: pytest.CaptureFixture[str]) -> Soapstone:
-    """Runs the command line and returns how it ended."""
-
-    def run(*arguments: object) -> Outcome:
-        code = main([str(argument) for argument in arguments])
-        return Outcome(code, *capsys.readouterr())
-
-    return run
 
 
 def test_a_table_for_people(soapstone: Soapstone) -> None:

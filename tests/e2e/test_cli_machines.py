@@ -3,38 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-import typer
+from oracles.shell import Soapstone
 
-from soapstone.cli import machines
-from soapstone.cli.outcome import exit_code
 from soapstone.machine import PRESETS, read_machine, resolve, yaml_text
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Soapstone = Callable[..., Outcome]
-
-
-@pytest.fixture
-def soapstone(capsys: pytest.CaptureFixture[str]) -> Soapstone:
-    """Runs the command line and returns how it ended."""
-    app = typer.Typer(pretty_exceptions_enable=False)
-    machines.register(app)
-
-    def run(*arguments: str) -> Outcome:
-        code = exit_code(lambda: app(arguments, prog_name="soapstone", standalone_mode=False))
-        return Outcome(code, *capsys.readouterr())
-
-    return run
 
 
 def test_machines_lists_every_preset(soapstone: Soapstone) -> None:

@@ -8,14 +8,13 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from oracles.shell import Soapstone
 
-from soapstone.cli.main import main
 from soapstone.cli.searching import seconds_of
 from soapstone.machine import preset, write_machine
 from soapstone.plans import read_plan
@@ -26,26 +25,6 @@ LENET = ("lenet", "--tiny", "--machine", "k80:1x4")
 QUICK = ("--proposals", 40, "--threads", 1)
 PROGRAM = [sys.executable, "-m", "soapstone"]
 PATIENCE_S = 300
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Soapstone = Callable[..., Outcome]
-
-
-@pytest.fixture
-def soapstone(capsys: pytest.CaptureFixture[str]) -> Soapstone:
-    """Runs the command line and returns how it ended."""
-
-    def run(*arguments: object) -> Outcome:
-        code = main([str(argument) for argument in arguments])
-        return Outcome(code, *capsys.readouterr())
-
-    return run
 
 
 def test_a_plan_for_people(soapstone: Soapstone, tmp_path: Path) -> None:

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from oracles.shell import Soapstone
 
-from soapstone.cli.main import main
 from soapstone.frontends.source import load
 from soapstone.machine import preset
 from soapstone.plans import Plan, simulation, write_plan
 from soapstone.report.trace import trace_document
 from soapstone.search.baselines import baseline, data_parallel
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Soapstone = Callable[..., Outcome]
-
-
-@pytest.fixture
-def soapstone(capsys: pytest.CaptureFixture[str]) -> Soapstone:
-    """Runs the command line and returns how it ended."""
-
-    def run(*arguments: object) -> Outcome:
-        code = main([str(argument) for argument in arguments])
-        return Outcome(code, *capsys.readouterr())
-
-    return run
 
 
 class Files(NamedTuple):

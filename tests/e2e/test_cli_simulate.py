@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from oracles.shell import Soapstone
 
 from soapstone.cli.main import main
 from soapstone.plans import read_plan
 
 LENET = ("--model", "lenet", "--tiny", "--machine", "k80:1x4")
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Soapstone = Callable[..., Outcome]
-
-
-@pytest.fixture
-def soapstone(capsys: pytest.CaptureFixture[str]) -> Soapstone:
-    """Runs the command line and returns how it ended."""
-
-    def run(*arguments: object) -> Outcome:
-        code = main([str(argument) for argument in arguments])
-        return Outcome(code, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture(scope="module")

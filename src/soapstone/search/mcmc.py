@@ -172,12 +172,12 @@ class _Limits:
 
 @dataclass
 class _Record:
-    """The best strategy of all chains so far, the first chain's of equally good ones. Chains on several
-    threads offer theirs."""
+    """The best of all chains so far. Chains on several threads offer what they find, and their strategies
+    when they end."""
 
     excess_bytes: float = float("inf")
     best_s: float = float("inf")
-    number: int = 0  # of the chain
+    number: float = float("inf")  # of the chain that the strategy is from
     strategy: Strategy | None = None
     proposals: int = 0
     curve: list[CurvePoint] = field(default_factory=list)
@@ -187,12 +187,19 @@ class _Record:
         """Take note of proposals, and of what they brought."""
         with self.lock:
             self.proposals += proposals
-            found = (chain.native.best_excess_bytes, chain.native.best_s, chain.number)
-            if found < (self.excess_bytes, self.best_s, self.number):
-                if found[:2] < (self.excess_bytes, self.best_s):
-                    self.curve.append(CurvePoint(elapsed_s, self.proposals, chain.native.best_s))
-                self.excess_bytes, self.best_s, self.number = found
-                self.strategy = chain.best()
+            found = (chain.native.best_excess_bytes, chain.native.best_s)
+            if found < (self.excess_bytes, self.best_s):
+                self.excess_bytes, self.best_s = found
+                self.number = float("inf")  # the strategy is yet to come
+                self.curve.append(CurvePoint(elapsed_s, self.proposals, self.best_s))
+
+    def keep(self, chain: _Chain) -> None:
+        """Take the strategy of a chain that has ended, if it is the best; of equally good ones, the first
+        chain's."""
+        found = (chain.native.best_excess_bytes, chain.native.best_s, chain.number)
+        with self.lock:
+            if found <= (self.excess_bytes, self.best_s, self.number):
+                self.number, self.strategy = chain.number, chain.best()
 
 
 class _Search:
@@ -358,6 +365,7 @@ class _Chain:
             done += size
             size = self._next_size(size, done, clock() - now)
             stop = self._stop(done, until)
+        self.search.record.keep(self)
         return StartReport(self.name, self.first_s, self.native.best_s, done, accepted, stop)
 
     def quieten(self, until: float, limit_s: float) -> StartReport:
