@@ -9,38 +9,36 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from soapstone.errors import StrategyError, TrainingError
+from soapstone.cli.searching import cores
+from soapstone.errors import TrainingError
 from soapstone.machine import Machine, preset, resolve
 from soapstone.machine.presets import PRESETS
-from soapstone.plans import Plan, simulation
-from soapstone.search.baselines import applicable, baseline
+from soapstone.plans import Plan, planned, simulation
+from soapstone.search.baselines import baseline
+from soapstone.search.find import Options, find, settled
+from soapstone.search.mcmc import Budget
 
-QUICK = ("data_parallel", "single_device", "krizhevsky", "wu", "megatron", "dlrm_expert", "optcnn")
-"""[choice] What is tried when no strategy is named: all baselines that neither learn nor draw lots."""
+BUDGET = Budget(20.0, 2000)
+"""[choice] A run that waits to go on should not wait long: seconds, and proposals of each chain."""
 
 
 def replanned(plan: Plan, machine: Machine, strategy: str | None = None) -> Plan:
-    """The plan's model on another machine, under a named strategy or the fastest of the quick ones that
-    fits in memory."""
-    graph = plan.graph
-    if strategy is not None:
-        names = [strategy]
-    else:
-        names = [each.name for each in applicable(graph, machine) if each.name in QUICK]
-    found: list[tuple[bool, float, str, Plan]] = []
-    refusal: StrategyError | None = None
-    for name in names:
-        try:
-            chosen = baseline(name, graph, machine)
-        except StrategyError as error:
-            refusal = error
-            continue
-        predicted = simulation(chosen, machine, plan.costs, plan.optimizer).prediction
-        made = Plan(chosen, machine, predicted, plan.model, plan.costs, plan.optimizer, {"strategy": name})
-        found.append((not predicted.fits(machine), predicted.makespan_s, name, made))
-    if not found:
-        raise refusal or TrainingError(f"no strategy is known for '{graph.name}' on {machine.name}")
-    return min(found, key=lambda each: each[:3])[-1]
+    """The plan's model on another machine, under a named strategy or the best that a short search finds."""
+    graph, costs = plan.graph, plan.cost_model
+    if strategy is None:
+        options = Options(budget=BUDGET, threads=cores(), optimizer=plan.optimizer)
+        return settled(find(graph, machine, costs, options), machine, costs, plan.model, options).plan
+    chosen = baseline(strategy, graph, machine, costs)
+    simulated = simulation(chosen, machine, costs, plan.optimizer)
+    return planned(
+        chosen,
+        machine,
+        simulated,
+        costs,
+        model=plan.model,
+        optimizer=plan.optimizer,
+        search={"strategy": strategy},
+    )
 
 
 def machine_now(plan: Plan, text: str | None, ranks: int | None) -> Machine:

@@ -73,7 +73,7 @@ def options_of(
     if budget is None and proposals is None:
         budget = DEFAULT_BUDGET
     seconds = None if budget is None else seconds_of(budget)
-    return Options(search, Budget(seconds, proposals), seed, threads or _cores(), optimizer, slack)
+    return Options(search, Budget(seconds, proposals), seed, threads or cores(), optimizer, slack)
 
 
 def seconds_of(budget: str) -> float:
@@ -84,7 +84,8 @@ def seconds_of(budget: str) -> float:
         raise typer.BadParameter(f"--budget {error}.") from None
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many this process may use."""
     return len(os.sched_getaffinity(0))
 
 
