@@ -164,8 +164,9 @@ def _difference(own: Figures, reference: Figures | None) -> str:
     else:
         speed = f"It is {own.makespan_s / reference.makespan_s:.3g} times slower than data parallelism"
     return (
-        f"{speed}: it moves {moves} instead of {BYTES.short_text(reference.moved_bytes)}, and a device waits "
-        f"{waits} on average instead of {SECONDS.short_text(max(reference.waiting_s, 0.0))}."
+        f"{speed}: a device waits {waits} on average instead of "
+        f"{SECONDS.short_text(max(reference.waiting_s, 0.0))}, and {moves} move over links instead of "
+        f"{BYTES.short_text(reference.moved_bytes)}."
     )
 
 
