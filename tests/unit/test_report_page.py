@@ -211,7 +211,7 @@ def test_the_page_says_what_the_plan_predicts() -> None:
     found = document(plan, simulated, own, [Rival("data_parallel", "", slow)])
     assert found["makespan_s"] == plan.prediction.makespan_s
     assert [memory["peak_bytes"] for memory in found["memory"]] == list(plan.prediction.memory_bytes)
-    assert found["why"][0].startswith("It is 2 times as fast as data parallelism: it moves ")
+    assert found["why"][0].startswith("It is 2 times as fast as data parallelism: a device waits ")
     assert len(found["why"]) == 2
     assert found["finding"] is None
     alone = why(simulated, traffic(simulated, MACHINE), own)
