@@ -198,7 +198,11 @@ def _print(contest: _Contest) -> None:
         screen.print(Text(note, style="bold yellow"))
     if contest.refused:
         screen.print(Text(f"not applicable: {', '.join(contest.refused)} (--json says why)"))
-    screen.print(Text("compute times are analytic: none was measured on a device"))
+    is_analytic = contest.given.costs.name == "analytic"
+    what = (
+        "analytic, none was measured on a device" if is_analytic else "measured, or fitted to measured ones"
+    )
+    screen.print(Text(f"compute times: {what}"))
 
 
 def _table(contest: _Contest) -> Table:
