@@ -42,7 +42,7 @@ from soapstone.machine import Machine, resolve
 from soapstone.native import Method
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.exact import lower_bound
-from soapstone.search.mcmc import RULES, Budget, Rules, mcmc
+from soapstone.search.mcmc import EXPERTS, RULES, Budget, Rules, mcmc
 from soapstone.search.report import SearchReport
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import KINDS, native_tasks
@@ -51,7 +51,6 @@ from soapstone.tasks.task import COMPUTE_KINDS
 MODELS = ("alexnet", "resnet101", "inception_v3", "rnntc", "rnnlm", "nmt")
 DEVICES = (4, 8, 16, 32, 64)
 COSTS = AnalyticCosts()
-EXPERTS = ("krizhevsky", "wu", "megatron", "dlrm_expert")
 
 PAPER_DELTA_S = {  # Table 5: seconds with the delta simulation, by devices
     "alexnet": (0.04, 0.13, 0.48, 1.8, 5.9),

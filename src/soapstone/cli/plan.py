@@ -41,7 +41,8 @@ from soapstone.report.decisions import Row, foremost, rows
 from soapstone.report.figures import ALIKE, Figures, figures, is_alike, reasons
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.baselines.scoring import Scorer
-from soapstone.search.find import EXPERTS, Options, Settled, settled
+from soapstone.search.find import Options, Settled, settled
+from soapstone.search.mcmc import EXPERTS
 from soapstone.search.report import SearchReport, StartReport
 from soapstone.sim.memory import STATES_PER_WEIGHT
 from soapstone.tasks.flat import native_tasks

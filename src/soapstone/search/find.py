@@ -22,14 +22,11 @@ from soapstone.machine.units import Quantity
 from soapstone.plans import Plan, Simulation, planned, simulation
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.exact import exact_search, is_in_space, lower_bound
-from soapstone.search.mcmc import RULES, Budget, mcmc
+from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc
 from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport
 from soapstone.strategy.blocks import blocks
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import native_tasks
-
-EXPERTS = ("krizhevsky", "wu", "megatron", "dlrm_expert")
-"""The baselines that a person who knows the model would choose."""
 
 RESORTS = ("data_parallel", "optcnn", *EXPERTS, "model_parallel")
 """The baselines that are tried when what was found does not fit in memory."""

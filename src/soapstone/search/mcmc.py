@@ -47,7 +47,7 @@ PAPER_COLDNESS = 200
 with probability 1 / e. With more blocks each matters less."""
 
 HOT, COLD = 1e-3, 1e-6
-"""[measured] bench/search.py: 1 / beta at the first and at the last proposal of a chain of `mcmc`, in parts
+"""[choice] 1 / beta at the first and at the last proposal of a chain of `mcmc`, in parts
 of the best makespan."""
 
 LEAST_PROPOSALS = 250
@@ -99,7 +99,8 @@ class Rules:
     uses_threshold: bool = True
 
 
-_EXPERTS = ("krizhevsky", "wu", "megatron", "dlrm_expert")
+EXPERTS = ("krizhevsky", "wu", "megatron", "dlrm_expert")
+"""The baselines that a person who knows the model would choose."""
 
 RULES = {
     "mcmc-paper": Rules(
@@ -107,14 +108,14 @@ RULES = {
         False,
         1.0,
         lambda _, blocks: 1 / (PAPER_COLDNESS * blocks),
-        ("data_parallel", *_EXPERTS, RANDOM),
+        ("data_parallel", *EXPERTS, RANDOM),
     ),
     "mcmc": Rules(
         "mcmc",
         True,
         FIRST_SHARE,
         lambda progress, _: HOT * (COLD / HOT) ** progress,
-        ("data_parallel", "optcnn", *_EXPERTS, "model_parallel", RANDOM),
+        ("data_parallel", "optcnn", *EXPERTS, "model_parallel", RANDOM),
     ),
 }
 
@@ -240,7 +241,8 @@ class _Search:
                     self._round(pool, threads, [partial(self._quieter, slack)], show, is_last=True)
             except KeyboardInterrupt:
                 return StopReason.INTERRUPTED
-        if self.rules.first_share < 1 and self.budget.proposals is not None:
+        seconds = self.budget.seconds
+        if self.rules.first_share < 1 and (seconds is None or self.elapsed_s < seconds):
             return StopReason.CONVERGED
         stops = {report.stop for report in self.reports}
         return StopReason.CONVERGED if stops == {StopReason.CONVERGED} else StopReason.BUDGET
