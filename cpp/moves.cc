@@ -158,7 +158,9 @@ void Moves::DrawStructured(const Simulator& current, std::int32_t block, Random*
 
 const Layout* Moves::DrawLayout(const Simulator& current, std::int32_t block, Random* random) {
   const std::int32_t choice = random->Below(4);
-  if (choice == 0) return current.placement(block).layout;
+  const Layout* today = current.placement(block).layout;
+  // What was placed by hand may have more parts than there are devices.
+  if (choice == 0 && today->parts <= static_cast<std::int32_t>(deck_.size())) return today;
   if (choice == 1) return space_->Draw(block, random);
   const std::int32_t parts = divisors_[random->Below(divisors_.size())];
   const Layout* layout = space_->DrawParts(block, parts, random);

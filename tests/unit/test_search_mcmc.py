@@ -126,6 +126,21 @@ def link_s(strategy: Strategy) -> float:
     return float(sum(flat.duration_s[flat.resource >= len(FOUR.devices)]))
 
 
+def test_a_chain_may_start_from_more_shards_than_there_are_devices() -> None:
+    """A strategy by hand may have several shards on a device; what is drawn then has no more than fit."""
+    graph, machine = two_layers(), preset("cpu:1x3")
+    problem = FlatProblem(graph, machine, COSTS)
+    chain = native.Proposals(problem.native, 1, is_structured=True)
+    for number, block in enumerate(problem.blocks):
+        split = block.leader.op_name == "linear"
+        dims = list(graph.signature(block.leader).sizes)
+        degrees = [4 if split and dim == "b" else 1 for dim in dims]
+        assert chain.place(number, degrees, 1, [0, 1, 2, 0] if split else [0])
+    assert chain.step(2000, 1.0) > 0
+    for number in range(len(problem.blocks)):
+        assert set(chain.placed(number)[2]) <= {0, 1, 2}
+
+
 # -- memory -----------------------------------------------------------------------------------------
 
 

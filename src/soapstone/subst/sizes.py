@@ -172,7 +172,8 @@ def varied(rule: Rule, shapes: Shapes, context: Context, seed: int) -> tuple[Sha
     degree = context.degree
     assert isinstance(degree, int)
     for _ in range(12):
-        sizes = {axis: rng.choice((1, 2, 3)) * degree**2 for axis in set(linked.values())}
+        factors = rng.sample((1, 2, 3), 3)
+        sizes = {axis: factors[i % 3] * degree**2 for i, axis in enumerate(sorted(set(linked.values())))}
         tried: Shapes = {
             name: tuple(
                 sizes[linked[name, axis]] if rng.random() < 0.9 else old
