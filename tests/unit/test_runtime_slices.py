@@ -30,7 +30,7 @@ def test_without_a_gpu_there_is_nothing_to_slice(tmp_path: Path, capsys: pytest.
     assert main(["simulate", "--model", "mlp", "--tiny", "--machine", "cpu:1x2", "-o", str(plan)]) == 0
     capsys.readouterr()
     assert main(["train", str(plan), "--gpu-slices", "2"]) == 2
-    sentence = "soapstone: torch finds no GPU here to slice: train with --device cpu\n"
+    sentence = "soapstone: torch finds no GPU here to slice: use --device cpu\n"
     assert capsys.readouterr() == ("", sentence)
 
 

@@ -27,7 +27,7 @@ def joined(device: str = "cpu", timeout_s: float = TIMEOUT_S) -> Wire:
     if device not in DEVICES:
         raise TrainingError(f"there is no device '{device}': choose one of {', '.join(DEVICES)}")
     if device == "cuda" and not torch.cuda.is_available():
-        raise TrainingError("torch finds no GPU here: train with --device cpu")
+        raise TrainingError("torch finds no GPU here: use --device cpu")
     place = _place(device)
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         own_gpu = (

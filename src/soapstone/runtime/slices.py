@@ -31,7 +31,7 @@ def check_slices(slices: int, ranks: int) -> None:
     if slices < 1:
         raise TrainingError(f"a GPU has at least one slice, not {slices}")
     if not torch.cuda.is_available():
-        raise TrainingError("torch finds no GPU here to slice: train with --device cpu")
+        raise TrainingError("torch finds no GPU here to slice: use --device cpu")
     if slices > 1 and shutil.which(CONTROL) is None:
         raise TrainingError(
             f"'{CONTROL}' is not installed here, and ranks share a GPU through it: it comes with NVIDIA's"
