@@ -67,8 +67,10 @@ class Links:
         rank: int,
         place: torch.device,
         collectives: Chosen = frozenset(),
+        deferred: frozenset[Key] = frozenset(),
     ) -> None:
         self.graph: Graph = strategy.graph
+        self.deferred = deferred
         self.tasks, self.rank, self.place, self.collectives = tasks, rank, place, collectives
         self.blocks = placed_blocks(strategy)
         self.home = {name: p for p in self.blocks for name in p.block.writes}
@@ -236,6 +238,13 @@ class Links:
             shard, copy = next(placed.on(self.rank, seam.behind[source]))
             return self.partials[(placed.number, shard, copy), number]
 
+        if key in self.deferred:  # each goes on with its own part
+            for where in own:
+                inbox = Inbox(boxes[where[1]], self._dtype(name), self.place, True)
+                inbox.connect(self.partials[where, number], inbox.box)
+                self.ports.append(inbox)
+                self.sums[where, number] = inbox
+            return
         inboxes = self._connected(key, exchange, self._dtype(name), f"{name} sums", True, outlet)
         for sink, inbox in inboxes.items():
             for where in own:

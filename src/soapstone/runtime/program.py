@@ -90,8 +90,9 @@ class Program:
         node = next(n for n, made in enumerate(writer.block.nodes) if name in made.outputs)
         summed = node > 0 or not writer.layout.is_partial or bool(writer.block.followers)
         first: dict[int, tuple[int, int]] = {}  # summand -> the copy that counts
-        for shard, copy, _ in writer.shards():
-            first.setdefault(0 if summed else writer.layout.summands[shard], (shard, copy))
+        for place, (shard, copy, _) in enumerate(writer.shards()):
+            summand = 0 if summed else writer.layout.summands[shard]
+            first.setdefault(place if self.links.deferred else summand, (shard, copy))
         for where in self.links.local:
             if where[0] == writer.number:
                 seed = Seed()
