@@ -60,14 +60,15 @@ Capture = Callable[..., Call | None]
 class Shard:
     """The piece of a node that is being computed: what a torch function may ask about it.
 
-    `dtype` is that of the first output, which a shard that reads nothing (all of it is padding)
-    cannot see on its operands.
+    `dtype` is that of the first output and `device` is where it is computed, which a shard that reads
+    nothing (all of it is padding, or made from no operand) cannot see on its operands.
     """
 
     signature: Signature
     box: IterationBox
     seed: int = 0
     dtype: str = "f32"
+    device: str = "cpu"
 
     def start(self, dim: str) -> int:
         """The first index of this dim that the shard holds."""

@@ -388,7 +388,8 @@ class Links:
             made = placed.block.nodes[node]
             signature = self.graph.signature(made)
             box = placed.layout.boxes[node][where[1]]
-            shard = Shard(signature, box, dtype=self.graph.value(made.outputs[0]).dtype)
+            dtype = self.graph.value(made.outputs[0]).dtype
+            shard = Shard(signature, box, dtype=dtype, device=str(self.place))
             self.node_runs[where, node] = NodeRun(made, shard)
         return self.node_runs[where, node]
 
