@@ -18,6 +18,7 @@ from soapstone.cost.measured import MeasuredCosts
 from soapstone.cost.profiler import Profiler, device_at_hand, prepare
 from soapstone.errors import TrainingError
 from soapstone.frontends.source import Source
+from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.plans import Plan, planned, simulation
 from soapstone.runtime.profiling import measured_at_once, shared_profile
@@ -33,7 +34,7 @@ Show = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to validate, and how long."""
+    """What to validate, and how long. `given` makes strategies that are run beside those that are drawn."""
 
     machine: Machine
     strategies: int
@@ -42,6 +43,7 @@ class Wanted:
     costs: str
     budget_s: float
     statistic: str = "median"
+    given: Callable[[Graph], Sequence[Drawn]] = lambda _: ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
         raise TrainingError(f"model '{graph.name}' has no loss that depends on a weight: nothing to train")
     # Strategies are drawn before anything is measured here: by what is known of such devices already.
     costs = costs_for(machine, "auto" if wanted.costs == "measured" else wanted.costs, graph=graph)
-    found = drawn(graph, machine, costs, wanted.strategies, wanted.seed)
+    found = drawn(graph, machine, costs, wanted.strategies, wanted.seed, wanted.given(graph))
     if len(found) < 2:
         raise TrainingError(f"model '{graph.name}' has no two strategies on machine '{machine.name}'")
     told = None
