@@ -94,7 +94,8 @@ def run_ranks(names: Sequence[str], arguments: Sequence[str]) -> None:
         given = {name: str(value) for name, value in environment.items()}
         processes.append(subprocess.Popen(command, env={**os.environ, **given}))
     try:
-        if any([process.wait() for process in processes]):
+        codes = [process.wait() for process in processes]
+        if any(codes):
             raise SystemExit("a rank has failed")
     finally:
         for process in processes:
@@ -150,7 +151,7 @@ def by_hand(graph: Graph, machine: Machine) -> list[Drawn]:
         for block in plain.blocks
     }
     half = len(layers) // 2
-    late = {name for name in layers[half:]}
+    late = set(layers[half:])
     first = plain.blocks.index(next(block for block in plain.blocks if block.name in late))
     stages = {
         block.name: _within(
@@ -203,19 +204,14 @@ def as_rank(options: argparse.Namespace) -> None:
 
 
 def shown(rate: str, found: dict[str, Any]) -> None:
-    bandwidth, latency_s = (
-        found["links"]["uplink>"]
-        if "uplink>" in found["links"]
-        else next(value for name, value in found["links"].items() if name.startswith("uplink"))
-    )
+    bandwidth, latency_s = next(value for name, value in found["links"].items() if name.startswith("uplink"))
     print(f"\n{rate}: the link carries {bandwidth / 1e6:.1f} MB/s, {latency_s * 1e6:.0f} us")
     print("| strategy | predicted ms | actual ms | error |\n|---|---|---|---|")
     for i, each in enumerate(found["strategies"]):
-        error = each["predicted_s"] / each["actual_s"] - 1
+        predicted_s, actual_s = each["predicted_s"], each["actual_s"]
         mark = " (fitted)" if i in found["fitted_on"] else ""
-        print(
-            f"| {each['name']}{mark} | {each['predicted_s'] * 1e3:.1f} | {each['actual_s'] * 1e3:.1f} | {error:+.1%} |"
-        )
+        times = f"{predicted_s * 1e3:.1f} | {actual_s * 1e3:.1f} | {predicted_s / actual_s - 1:+.1%}"
+        print(f"| {each['name']}{mark} | {times} |")
     summary = found["summary"]
     print(
         f"of those that were not fitted: error {summary['median_error']:.1%} (median),"
