@@ -16,25 +16,19 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from soapstone.cli.graph import MODEL_HELP
 from soapstone.cli.output import console, print_json, progress, rate
-from soapstone.cli.problem import Problem, problem
-from soapstone.cli.searching import (
-    BatchOption,
-    BudgetOption,
+from soapstone.cli.problem import (
     CostsOption,
+    JsonOption,
     MachineOption,
-    OptimizerOption,
-    ProposalsOption,
-    SearchOption,
-    SeedOption,
-    SlackOption,
-    ThreadsOption,
-    TinyOption,
-    options_of,
-    searched,
+    ModelArgument,
+    Problem,
+    Variant,
+    problem,
 )
+from soapstone.cli.searching import Searching, searched
 from soapstone.cli.simulate import basis_text
+from soapstone.cli.spread import spread
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plans import Plan, write_plan
 from soapstone.report.decisions import Row, foremost, rows
@@ -56,27 +50,20 @@ MOST_WAYS = 2
 
 def register(app: typer.Typer) -> None:
     """Add `plan` to the command line."""
-    app.command("plan")(plan)
+    app.command("plan")(spread(plan))
 
 
-def plan(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+def plan(
+    model: ModelArgument,
     machine: MachineOption,
-    search: SearchOption = "mcmc",
-    budget: BudgetOption = None,
-    proposals: ProposalsOption = None,
-    seed: SeedOption = 0,
-    threads: ThreadsOption = None,
-    tiny: TinyOption = False,
-    batch: BatchOption = None,
-    optimizer: OptimizerOption = "momentum",
-    slack: SlackOption = 0.0,
+    variant: Variant,
+    searching: Searching,
     costs: CostsOption = "auto",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
     every_layer: Annotated[
         bool, typer.Option("--all", help="Print every decision, however many there are.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Search for the fastest way to split a model over a machine's devices.
 
@@ -90,8 +77,8 @@ def plan(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
     """
     if output is not None:
         check_place(output)
-    options = options_of(search, budget, proposals, seed, threads, optimizer, slack)
-    given = problem(model, machine, tiny=tiny, batch=batch, costs=costs)
+    options = searching.options()
+    given = problem(model, machine, variant, costs)
     report = searched(given, options)
     with progress(f"simulating {given.graph.name}"):
         outcome = settled(report, given.machine, given.costs, given.model, options)
