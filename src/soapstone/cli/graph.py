@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from soapstone.cli.output import console, scaled
+from soapstone.cli.output import check_place, console, scaled
 from soapstone.cli.problem import JsonOption, ModelArgument, Variant, captured_of
 from soapstone.cli.spread import spread
 from soapstone.graph import printed, to_document
@@ -57,8 +57,8 @@ def graph(
     """
     if summary and (as_json or output is not None):
         raise typer.BadParameter("--summary is for reading: leave out --json and --output.")
-    if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        raise typer.BadParameter(f"{output} is not a place for a file; name one in a directory that exists.")
+    if output is not None:
+        check_place(output)
     captured = captured_of(model, variant)
     for note in captured.notes:
         print(f"soapstone: note: {note}", file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from soapstone.cli.output import console, print_json, progress, rate
+from soapstone.cli.output import check_place, console, print_json, progress, rate
 from soapstone.cli.problem import (
     CostsOption,
     JsonOption,
@@ -90,14 +89,6 @@ def plan(
         print_json(_document(found, output))
     else:
         _print(found, output, None if every_layer else MOST_ROWS)
-
-
-def check_place(output: Path) -> None:
-    """Refuse a place that no file can be written to, before the work rather than after it."""
-    if output.is_dir() or not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
-        raise typer.BadParameter(
-            f"{output} is not a place for a file; name one in a directory that exists and can be written to."
-        )
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from soapstone.cli.output import ShowProgress, console, print_json, progress
-from soapstone.cli.plan import check_place
+from soapstone.cli.output import ShowProgress, check_place, console, print_json, progress
 from soapstone.machine.units import BYTES
 from soapstone.plans import Plan, read_plan, write_text
 from soapstone.report.figures import Figures, figures

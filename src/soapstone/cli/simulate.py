@@ -15,7 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from soapstone.cli.output import console, print_json, progress, rate
+from soapstone.cli.output import check_place, console, print_json, progress, rate
 from soapstone.cli.problem import COSTS_HELP, MODEL_HELP, JsonOption, Variant, problem
 from soapstone.cli.spread import spread
 from soapstone.cost.analytic import AnalyticCosts
@@ -79,6 +79,8 @@ def simulate(  # noqa: PLR0913, a command has a parameter for each option
         soapstone simulate --model lenet --machine k80:1x4 --strategy mine.yaml -o plan.json
         soapstone simulate plan.json --tasks tasks.json --trace trace.json
     """
+    for place in filter(None, (output, tasks, trace)):
+        check_place(place)
     if plan is not None:
         given = {"--model": model, "--machine": machine, "--strategy": strategy}
         given |= {option.partition("=")[0]: option for option in variant.given}

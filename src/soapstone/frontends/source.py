@@ -111,7 +111,14 @@ def _is_zoo(model: str) -> bool:
 def _with_tail(model: str) -> tuple[str, dict[str, Any]]:
     """A path, and the options after it."""
     found = _TAIL.fullmatch(model)
-    return (model, {}) if found is None else (found[1], _options(found[2], model))
+    if found is None:
+        return model, {}
+    options = _options(found[2], model)
+    known = ("loss", "length") if model.startswith("hf:") else ("loss",)
+    for name in options:
+        if name not in known:
+            raise CaptureError(f"model '{model}' has no option '{name}'; choose from {', '.join(known)}")
+    return found[1], options
 
 
 def load(
