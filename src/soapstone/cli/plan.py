@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from soapstone.cli.footprints import footprints
 from soapstone.cli.output import check_place, console, print_json, progress, rate
 from soapstone.cli.problem import (
     CostsOption,
@@ -33,11 +34,9 @@ from soapstone.plans import Plan, write_plan
 from soapstone.report.decisions import Row, foremost, rows
 from soapstone.report.figures import ALIKE, Figures, figures, is_alike, reasons
 from soapstone.search.baselines import applicable, baseline
-from soapstone.search.baselines.scoring import Scorer
 from soapstone.search.find import Options, Settled, settled
 from soapstone.search.mcmc import EXPERTS
 from soapstone.search.report import SearchReport, StartReport
-from soapstone.sim.memory import STATES_PER_WEIGHT
 from soapstone.tasks.flat import native_tasks
 
 MOST_ROWS = 24
@@ -132,19 +131,12 @@ def _rivals(given: Problem, options: Options) -> tuple[dict[str, Figures], froze
     graph, machine, costs = given.graph, given.machine, given.costs
     names = [each.name for each in applicable(graph, machine) if each.name in ("data_parallel", *EXPERTS)]
     strategies = {name: baseline(name, graph, machine, costs, options.seed) for name in names}
-    scorer, numbers = Scorer(graph, machine, costs), 1 + STATES_PER_WEIGHT[options.optimizer]
     found = {
         name: figures(native_tasks(strategy, machine, costs), len(machine.devices))
         for name, strategy in strategies.items()
     }
-    too_large = frozenset(
-        name
-        for name, strategy in strategies.items()
-        if any(
-            needed > device.kind.memory_bytes
-            for needed, device in zip(scorer.footprint_bytes(strategy, numbers), machine.devices, strict=True)
-        )
-    )
+    needs = footprints(strategies, graph, machine, costs, options.optimizer)
+    too_large = frozenset(name for name, need in needs.items() if not need.fits)
     return found, too_large
 
 
