@@ -1,12 +1,13 @@
 """The report page in a real browser: it opens, zooms and can be clicked without an error.
 
 A script that is added to a copy of the page acts as a user would and writes down what it sees; Chromium
-prints the resulting document. Skipped where there is no Chromium: nothing that pip installs brings one.
+prints the resulting document. Skipped where there is no Chromium; `make browser` fetches one.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -26,11 +27,18 @@ from soapstone.search.baselines import data_parallel
 from soapstone.tasks.flat import native_tasks
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
+FETCHED = Path(__file__).parents[2] / ".browser"
+CHROMIUM = next(
+    filter(None, map(shutil.which, [*BROWSERS, str(FETCHED / "usr/lib/chromium/chromium-headless-shell")])),
+    None,
+)
+LIBRARIES = ":".join(
+    str(FETCHED / "usr/lib" / folder) for folder in ("x86_64-linux-gnu", "aarch64-linux-gnu")
+)
 PATIENCE_S = 120
 
 pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason=f"no browser: none of {', '.join(BROWSERS)} is there"
+    CHROMIUM is None, reason=f"none of {', '.join(BROWSERS)} is there, and `make browser` fetched none"
 )
 
 LISTENER, USER = (
@@ -75,7 +83,15 @@ def used(text: str, folder: Path, *options: str) -> dict[str, Any]:
         "--dump-dom",
         path.as_uri(),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    found_first = {"LD_LIBRARY_PATH": LIBRARIES} if CHROMIUM.startswith(str(FETCHED)) else {}
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        env={**os.environ, **found_first},
+    )
     found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found is not None, done.stderr[-2000:]
     seen: dict[str, Any] = json.loads(unescape(found[1]))
