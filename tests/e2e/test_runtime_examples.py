@@ -13,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from soapstone.cli.main import main
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
@@ -49,18 +51,17 @@ def test_a_model_of_one_s_own_is_planned_and_trained(tmp_path: Path) -> None:
 
 
 def test_the_job_for_slurm_trains_a_plan(tmp_path: Path) -> None:
-    """With stand-ins for what SLURM brings: one node, two cores, and a step that runs here."""
+    """With stand-ins for what SLURM brings: one node, one core, and a step that runs here."""
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho localhost\n")
     (tmp_path / "srun").write_text('#!/bin/sh\nexec "$@"\n')
     for name in ("scontrol", "srun"):
         (tmp_path / name).chmod(0o755)
     plan = tmp_path / "plan.json"
-    soapstone = [sys.executable, "-m", "soapstone"]
-    ran([*soapstone, "simulate", "--model", "lenet:tiny", "--machine", "cpu:1x2", "-o", str(plan)])
+    assert main(["simulate", "--model", "lenet:tiny", "--machine", "cpu:1x1", "-o", str(plan)]) == 0
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    job = {"SLURM_JOB_NODELIST": "one", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "2"}
+    job = {"SLURM_JOB_NODELIST": "one", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "1"}
     path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", str(EXAMPLES / "slurm.sh"), str(plan), "--steps", "2", "--json"],

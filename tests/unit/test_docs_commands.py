@@ -1,4 +1,4 @@
-"""The commands that the documentation shows exist, with the options it gives them, and links lead somewhere."""
+"""Commands that the documentation shows exist, with their options, and its links lead somewhere."""
 
 from __future__ import annotations
 

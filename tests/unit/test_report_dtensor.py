@@ -23,7 +23,7 @@ from soapstone.strategy.placement import Placement, placed
 from soapstone.strategy.strategy import Strategy
 
 TWO, FOUR = (0, 1), (0, 1, 2, 3)
-STEPS = 4
+STEPS = 3
 
 
 @pytest.fixture(scope="module")
@@ -132,13 +132,12 @@ def _count(shape: list[int]) -> int:
     return product
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_megatron_of_a_llama_trains_to_the_losses_of_one_process(ranks: Ranks, size: int) -> None:
-    text = script_of(Groups(graph_of("llama"), 4, size).strategy, 4)
+def test_megatron_of_a_llama_trains_to_the_losses_of_one_process(ranks: Ranks) -> None:
+    text = script_of(Groups(graph_of("llama"), 4, 2).strategy, 4)
     assert "q_proj': ColwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1), use_local" in text
-    for losses, shapes in ranks.run(under_script, 4, "llama", text, 3, size == 2):
-        assert losses == pytest.approx(alone("llama", 3), rel=1e-4)
-        del shapes
+    for losses, shapes in ranks.run(under_script, 4, "llama", text, 2, True):
+        assert losses == pytest.approx(alone("llama", 2), rel=1e-4)
+        assert shapes["model.layers.0.self_attn.q_proj.weight"] == [8, 32]
 
 
 def test_nothing_moves_between_a_column_and_a_row_parallel_layer() -> None:
