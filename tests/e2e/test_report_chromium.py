@@ -67,7 +67,14 @@ def report(with_actual: bool, name: str = "net") -> str:
     timeline = simulated.timeline
     actual = Actual(tuple(2 * t for t in timeline.start_s), tuple(2 * t for t in timeline.end_s))
     return page(
-        plan, simulated, own, [Rival("data_parallel", "all samples", own)], actual if with_actual else None
+        plan,
+        simulated,
+        own,
+        [
+            Rival("data_parallel", "all samples", own, 2**20, True),
+            Rival("huge", "too much", own, 2**50, False),
+        ],
+        actual if with_actual else None,
     )
 
 
@@ -106,6 +113,9 @@ def test_the_page_can_be_used(tmp_path: Path, with_actual: bool) -> None:
     assert all(seen["sections"])
     assert "per iteration" in seen["verdict"]
     assert ("as it ran" in seen["verdict"]) == with_actual
+    assert seen["verdict"].count("does not fit") == 1
+    assert "about 1 MiB" in seen["verdict"]
+    assert "over data_parallel, the fastest baseline that fits" in seen["verdict"]
     assert (seen["tiles"], seen["cells"]) == (2, 8)
     assert seen["tables"]
     assert "sample(b) 4" in seen["tile"]
