@@ -13,7 +13,7 @@ READY := $(VENV)/ready
 BUILD_TOOLS := pip scikit-build-core nanobind ninja cmake
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench clean
+.PHONY: help setup demo test check format bench wheel browser clean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,23 @@ format: $(READY) ## Format the code and fix what can be fixed without a person.
 bench: $(READY) ## Run the benchmarks in bench/.
 	@for script in $(sort $(wildcard bench/*.py)); do echo "== $$script"; $(PY) $$script || exit 1; done
 
+# Nothing but pip and the wheel is in the environment, and the commands run in another directory.
+wheel: $(READY) ## Build the wheel, install it into an empty environment, and run the README's commands there.
+	rm -rf build/installed && mkdir -p build/installed
+	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir build/installed .
+	$(PYTHON) -m venv build/installed/venv
+	build/installed/venv/bin/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt build/installed/*.whl
+	$(PY) tests/installed.py build/installed/venv/bin README.md
+
+# Debian's packages, unpacked here: no root. What the packages need and this computer lacks comes with them.
+BROWSER := chromium-headless-shell
+browser: ## Fetch a headless Chromium into .browser, for the tests of the report page (Debian).
+	rm -rf .browser && mkdir -p .browser/packages
+	cd .browser/packages && apt-get download $(BROWSER) chromium-common \
+	  $$(apt-get --simulate install --no-install-recommends $(BROWSER) | awk '/^Inst/ && !/$(BROWSER)|chromium-common/ { print $$2 }')
+	for package in .browser/packages/*.deb; do dpkg-deb -x $$package .browser; done
+	rm -r .browser/packages
+
 clean: ## Remove everything that make made.
-	rm -rf $(VENV) build dist out src/soapstone/_core.*.so .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .browser build dist out src/soapstone/_core.*.so .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -112,7 +112,7 @@ def test_a_strategy_by_hand(soapstone: Soapstone, tmp_path: Path) -> None:
         ((*LENET, "--strategy", "data_paralel"), "there is no strategy 'data_paralel'"),
         ((*LENET, "--strategy", "missing.yaml"), "missing.yaml: the strategy file cannot be read"),
         ((*LENET, "--optimizer", "lion"), "there is no optimizer 'lion'"),
-        ((*LENET, "-o", "no/such/folder/plan.json"), "no/such/folder/plan.json: the file cannot be written"),
+        ((*LENET, "-o", "no/such/folder/plan.json"), "no/such/folder/plan.json is not a place for a file"),
     ],
 )
 def test_bad_input_ends_with_one_sentence(

@@ -1,12 +1,13 @@
 """The report page in a real browser: it opens, zooms and can be clicked without an error.
 
 A script that is added to a copy of the page acts as a user would and writes down what it sees; Chromium
-prints the resulting document. Skipped where there is no Chromium: nothing that pip installs brings one.
+prints the resulting document. Skipped where there is no Chromium; `make browser` fetches one.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -26,11 +27,18 @@ from soapstone.search.baselines import data_parallel
 from soapstone.tasks.flat import native_tasks
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
+FETCHED = Path(__file__).parents[2] / ".browser"
+CHROMIUM = next(
+    filter(None, map(shutil.which, [*BROWSERS, str(FETCHED / "usr/lib/chromium/chromium-headless-shell")])),
+    None,
+)
+LIBRARIES = ":".join(
+    str(FETCHED / "usr/lib" / folder) for folder in ("x86_64-linux-gnu", "aarch64-linux-gnu")
+)
 PATIENCE_S = 120
 
 pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason=f"no browser: none of {', '.join(BROWSERS)} is there"
+    CHROMIUM is None, reason=f"none of {', '.join(BROWSERS)} is there, and `make browser` fetched none"
 )
 
 LISTENER, USER = (
@@ -59,7 +67,14 @@ def report(with_actual: bool, name: str = "net") -> str:
     timeline = simulated.timeline
     actual = Actual(tuple(2 * t for t in timeline.start_s), tuple(2 * t for t in timeline.end_s))
     return page(
-        plan, simulated, own, [Rival("data_parallel", "all samples", own)], actual if with_actual else None
+        plan,
+        simulated,
+        own,
+        [
+            Rival("data_parallel", "all samples", own, 2**20, True),
+            Rival("huge", "too much", own, 2**50, False),
+        ],
+        actual if with_actual else None,
     )
 
 
@@ -75,7 +90,15 @@ def used(text: str, folder: Path, *options: str) -> dict[str, Any]:
         "--dump-dom",
         path.as_uri(),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    found_first = {"LD_LIBRARY_PATH": LIBRARIES} if CHROMIUM.startswith(str(FETCHED)) else {}
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        env={**os.environ, **found_first},
+    )
     found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found is not None, done.stderr[-2000:]
     seen: dict[str, Any] = json.loads(unescape(found[1]))
@@ -90,6 +113,9 @@ def test_the_page_can_be_used(tmp_path: Path, with_actual: bool) -> None:
     assert all(seen["sections"])
     assert "per iteration" in seen["verdict"]
     assert ("as it ran" in seen["verdict"]) == with_actual
+    assert seen["verdict"].count("does not fit") == 1
+    assert "about 1 MiB" in seen["verdict"]
+    assert "over data_parallel, the fastest baseline that fits" in seen["verdict"]
     assert (seen["tiles"], seen["cells"]) == (2, 8)
     assert seen["tables"]
     assert "sample(b) 4" in seen["tile"]

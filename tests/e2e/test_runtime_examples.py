@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from soapstone.cli.main import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -44,3 +48,28 @@ def test_a_model_of_one_s_own_is_planned_and_trained(tmp_path: Path) -> None:
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_the_job_for_slurm_trains_a_plan(tmp_path: Path) -> None:
+    """With stand-ins for what SLURM brings: one node, one core, and a step that runs here."""
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho localhost\n")
+    (tmp_path / "srun").write_text('#!/bin/sh\nexec "$@"\n')
+    for name in ("scontrol", "srun"):
+        (tmp_path / name).chmod(0o755)
+    plan = tmp_path / "plan.json"
+    assert main(["simulate", "--model", "lenet:tiny", "--machine", "cpu:1x1", "-o", str(plan)]) == 0
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    job = {"SLURM_JOB_NODELIST": "one", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "1"}
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", str(EXAMPLES / "slurm.sh"), str(plan), "--steps", "2", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, **job, "PATH": path, "PORT": str(port)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 2

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
 from torch import nn
+
+LR = 0.5
 
 
 class Dense(nn.Module):
@@ -31,10 +34,50 @@ def dense() -> tuple[Dense, tuple[torch.Tensor, torch.Tensor]]:
     return Dense(), (torch.randn(8, 1, 6, 6), torch.randint(4, (8,)))
 
 
-def alone(steps: int) -> list[float]:
+class Words(nn.Module):
+    """An embedding, and a head that is tied to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(12, 8)
+        self.mix = nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 12, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, words: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The mean cross-entropy of the next words; a sequence is along the first axis."""
+        x = self.table(words)
+        x = self.norm(x + torch.tanh(self.mix(x)))
+        return nn.functional.cross_entropy(self.head(x).transpose(0, 1).flatten(0, 1), targets.flatten())
+
+
+def words() -> tuple[Words, tuple[torch.Tensor, torch.Tensor]]:
+    """The model and a batch, the same everywhere: samples are along the second axis of the words."""
+    torch.manual_seed(0)
+    return Words(), (torch.randint(12, (6, 8)), torch.randint(12, (8, 6)))
+
+
+def llama() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """The zoo's small Llama with a tied head, and a batch."""
+    from soapstone.frontends.source import load
+
+    torch.manual_seed(0)
+    source = load("llama_1b", tiny=True, batch=8, weights=True)
+    return source.module, source.inputs
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
+    "dense": dense,
+    "words": words,
+    "llama": llama,
+}
+
+
+def alone(model_name: str, steps: int) -> list[float]:
     """The losses of one process."""
-    model, inputs = dense()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model, inputs = MODELS[model_name]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
@@ -45,22 +88,23 @@ def alone(steps: int) -> list[float]:
     return losses
 
 
-def under_script(rank: int, size: int, text: str, steps: int) -> tuple[list[float], dict[str, list[int]]]:
+def under_script(
+    rank: int, size: int, model_name: str, text: str, steps: int, shard_weights: bool
+) -> tuple[list[float], dict[str, list[int]]]:
     """The losses under an exported script, and the shapes of the parameters that a rank has."""
-    del rank
-    from torch.distributed.device_mesh import init_device_mesh
+    del rank, size
     from torch.distributed.tensor import DTensor
 
     made = ModuleType("exported")
     exec(compile(text, "exported.py", "exec"), made.__dict__)
-    mesh = init_device_mesh("cpu", (size,))
-    model, inputs = dense()
-    made.parallelize(model, mesh)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    mesh = made.make_mesh()
+    model, inputs = MODELS[model_name]()
+    made.parallelize(model, mesh, shard_weights)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
-        losses.append(made.backward(model(*made.local(inputs, mesh)), model, mesh).item())
+        losses.append(made.backward(made.loss_of(model, made.local(inputs, mesh)), model, mesh).item())
         optimizer.step()
     shapes = {
         name: list((p.to_local() if isinstance(p, DTensor) else p).shape)

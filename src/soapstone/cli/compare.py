@@ -11,25 +11,19 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from soapstone.cli.graph import MODEL_HELP
 from soapstone.cli.output import ShowProgress, console, print_json, progress, rate
 from soapstone.cli.plan import figures_document, speedup
-from soapstone.cli.problem import Problem, problem
-from soapstone.cli.searching import (
-    BatchOption,
-    BudgetOption,
+from soapstone.cli.problem import (
     CostsOption,
+    JsonOption,
     MachineOption,
-    OptimizerOption,
-    ProposalsOption,
-    SearchOption,
-    SeedOption,
-    SlackOption,
-    ThreadsOption,
-    TinyOption,
-    options_of,
-    searched,
+    ModelArgument,
+    Problem,
+    Variant,
+    problem,
 )
+from soapstone.cli.searching import Searching, searched
+from soapstone.cli.spread import spread
 from soapstone.machine import Machine
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plans import Prediction, simulation
@@ -46,21 +40,14 @@ REFERENCE = "data_parallel"
 
 def register(app: typer.Typer) -> None:
     """Add `compare` to the command line."""
-    app.command("compare")(compare)
+    app.command("compare")(spread(compare))
 
 
-def compare(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+def compare(
+    model: ModelArgument,
     machine: MachineOption,
-    search: SearchOption = "mcmc",
-    budget: BudgetOption = None,
-    proposals: ProposalsOption = None,
-    seed: SeedOption = 0,
-    threads: ThreadsOption = None,
-    tiny: TinyOption = False,
-    batch: BatchOption = None,
-    optimizer: OptimizerOption = "momentum",
-    slack: SlackOption = 0.0,
+    variant: Variant,
+    searching: Searching,
     costs: CostsOption = "auto",
     memory: Annotated[
         bool,
@@ -68,7 +55,7 @@ def compare(  # noqa: PLR0913, PLR0917, a command has a parameter for each optio
             "--memory/--no-memory", help="Work out peak memory, which takes longest for many devices."
         ),
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Set every baseline that applies to a model beside the plan that a search finds.
 
@@ -78,8 +65,8 @@ def compare(  # noqa: PLR0913, PLR0917, a command has a parameter for each optio
         soapstone compare nmt --machine k80:16x4 --budget 1m --no-memory
         soapstone compare gpt2 --machine h100:1x8 --batch 64 --json
     """
-    options = options_of(search, budget, proposals, seed, threads, optimizer, slack)
-    given = problem(model, machine, tiny=tiny, batch=batch, costs=costs)
+    options = searching.options()
+    given = problem(model, machine, variant, costs)
     report = searched(given, options)
     with progress(f"comparing on {given.machine.name}", total=len(BASELINES) + 1) as show:
         contest = _contest(given, options, report, memory, show)

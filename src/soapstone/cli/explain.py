@@ -86,7 +86,7 @@ def diff(
 ) -> None:
     """Say what differs between two plans of one model, and what each difference is worth.
 
-    Example:
+    Examples:
 
         soapstone diff data_parallel.json found.json
     """

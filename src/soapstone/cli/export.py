@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from soapstone.cli.output import console, print_json, progress
-from soapstone.cli.plan import check_place
+from soapstone.cli.output import check_place, console, print_json, progress
 from soapstone.cli.report import PlanArgument
 from soapstone.errors import PlanError
 from soapstone.machine.checks import did_you_mean

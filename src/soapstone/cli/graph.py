@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,37 +13,26 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from soapstone.cli.output import console, progress, scaled
+from soapstone.cli.output import check_place, console, scaled
+from soapstone.cli.problem import JsonOption, ModelArgument, Variant, captured_of
+from soapstone.cli.spread import spread
 from soapstone.graph import printed, to_document
 from soapstone.plans import write_text
 
 if TYPE_CHECKING:
     from soapstone.frontends.capture import Captured
 
-MODEL_HELP = "A model of the zoo (NAME or NAME:option=value,...), hf:CONFIG, or path/to/file.py:function."
-
 
 def register(app: typer.Typer) -> None:
     """Add `graph` to the command line."""
-    app.command("graph")(graph)
+    app.command("graph")(spread(graph))
 
 
 def graph(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
-    tiny: Annotated[bool, typer.Option("--tiny", help="The zoo's small variant.")] = False,
-    batch: Annotated[int | None, typer.Option("--batch", help="Samples of one step.")] = None,
-    length: Annotated[
-        int | None, typer.Option("--length", help="Tokens per sample (Hugging Face models).")
-    ] = None,
-    loss: Annotated[
-        str | None,
-        typer.Option(
-            "--loss",
-            help="Add a loss to the output: cross_entropy, nll, mse, l1, smooth_l1 or bce_with_logits.",
-        ),
-    ] = None,
+    model: ModelArgument,
+    variant: Variant,
     summary: Annotated[bool, typer.Option("--summary", help="Count operators, list no nodes.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the graph to a file instead; .json makes it JSON."),
@@ -69,9 +57,9 @@ def graph(
     """
     if summary and (as_json or output is not None):
         raise typer.BadParameter("--summary is for reading: leave out --json and --output.")
-    if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        raise typer.BadParameter(f"{output} is not a place for a file; name one in a directory that exists.")
-    captured = _captured(model, tiny, batch, length, loss)
+    if output is not None:
+        check_place(output)
+    captured = captured_of(model, variant)
     for note in captured.notes:
         print(f"soapstone: note: {note}", file=sys.stderr)
     if summary:
@@ -83,14 +71,6 @@ def graph(
         sys.stdout.write(text)
     else:
         write_text(text, output)
-
-
-def _captured(model: str, tiny: bool, batch: int | None, length: int | None, loss: str | None) -> Captured:
-    # Standard output is for the graph: what a person's own code prints while it is traced goes elsewhere.
-    with progress(f"capturing {model}"), redirect_stdout(sys.stderr):
-        from soapstone.frontends.source import load
-
-        return load(model, tiny=tiny, batch=batch, length=length, loss=loss).captured()
 
 
 def _as_json(captured: Captured) -> str:

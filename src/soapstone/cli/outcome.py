@@ -20,6 +20,9 @@ import typer
 
 from soapstone.errors import SoapstoneError
 
+INSTALLED_APART = {"torch": "PyTorch", "transformers": "Hugging Face's transformers"}
+"""What plans can be simulated, explained and shown without."""
+
 CLOSED_PIPE = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -34,6 +37,12 @@ def exit_code(command: Callable[[], object]) -> int:
         return _refuse(str(error))
     except typer.TyperException as error:
         return _refuse(_usage(error))
+    except ModuleNotFoundError as error:
+        if error.name not in INSTALLED_APART:
+            raise
+        return _refuse(
+            f"this needs {INSTALLED_APART[error.name]}, which is not installed: pip install {error.name}"
+        )
     except BrokenPipeError:
         _silence_stdout()
         return CLOSED_PIPE

@@ -6,11 +6,14 @@ Standard output holds results only. Progress goes to standard error, and only wh
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -34,6 +37,17 @@ def console() -> Console:
 def print_json(document: object) -> None:
     """Print one JSON document and nothing else; NaN and infinity, which JSON lacks, are a ValueError."""
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def check_place(output: Path) -> None:
+    """Refuse a place that no file can be written to, before the work rather than after it."""
+    is_stream = output.exists() and not output.is_file() and not output.is_dir()
+    if not is_stream and (
+        output.is_dir() or not output.parent.is_dir() or not os.access(output.parent, os.W_OK)
+    ):
+        raise typer.BadParameter(
+            f"{output} is not a place for a file; name one in a directory that exists and can be written to."
+        )
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,35 +15,28 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from soapstone.cli.graph import MODEL_HELP
-from soapstone.cli.output import console, print_json, progress, rate
-from soapstone.cli.problem import Problem, problem
-from soapstone.cli.searching import (
-    BatchOption,
-    BudgetOption,
+from soapstone.cli.footprints import footprints
+from soapstone.cli.output import check_place, console, print_json, progress, rate
+from soapstone.cli.problem import (
     CostsOption,
+    JsonOption,
     MachineOption,
-    OptimizerOption,
-    ProposalsOption,
-    SearchOption,
-    SeedOption,
-    SlackOption,
-    ThreadsOption,
-    TinyOption,
-    options_of,
-    searched,
+    ModelArgument,
+    Problem,
+    Variant,
+    problem,
 )
+from soapstone.cli.searching import Searching, searched
 from soapstone.cli.simulate import basis_text
+from soapstone.cli.spread import spread
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plans import Plan, write_plan
 from soapstone.report.decisions import Row, foremost, rows
 from soapstone.report.figures import ALIKE, Figures, figures, is_alike, reasons
 from soapstone.search.baselines import applicable, baseline
-from soapstone.search.baselines.scoring import Scorer
 from soapstone.search.find import Options, Settled, settled
 from soapstone.search.mcmc import EXPERTS
 from soapstone.search.report import SearchReport, StartReport
-from soapstone.sim.memory import STATES_PER_WEIGHT
 from soapstone.tasks.flat import native_tasks
 
 MOST_ROWS = 24
@@ -56,27 +48,20 @@ MOST_WAYS = 2
 
 def register(app: typer.Typer) -> None:
     """Add `plan` to the command line."""
-    app.command("plan")(plan)
+    app.command("plan")(spread(plan))
 
 
-def plan(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+def plan(
+    model: ModelArgument,
     machine: MachineOption,
-    search: SearchOption = "mcmc",
-    budget: BudgetOption = None,
-    proposals: ProposalsOption = None,
-    seed: SeedOption = 0,
-    threads: ThreadsOption = None,
-    tiny: TinyOption = False,
-    batch: BatchOption = None,
-    optimizer: OptimizerOption = "momentum",
-    slack: SlackOption = 0.0,
+    variant: Variant,
+    searching: Searching,
     costs: CostsOption = "auto",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
     every_layer: Annotated[
         bool, typer.Option("--all", help="Print every decision, however many there are.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Search for the fastest way to split a model over a machine's devices.
 
@@ -90,8 +75,8 @@ def plan(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
     """
     if output is not None:
         check_place(output)
-    options = options_of(search, budget, proposals, seed, threads, optimizer, slack)
-    given = problem(model, machine, tiny=tiny, batch=batch, costs=costs)
+    options = searching.options()
+    given = problem(model, machine, variant, costs)
     report = searched(given, options)
     with progress(f"simulating {given.graph.name}"):
         outcome = settled(report, given.machine, given.costs, given.model, options)
@@ -103,14 +88,6 @@ def plan(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
         print_json(_document(found, output))
     else:
         _print(found, output, None if every_layer else MOST_ROWS)
-
-
-def check_place(output: Path) -> None:
-    """Refuse a place that no file can be written to, before the work rather than after it."""
-    if output.is_dir() or not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
-        raise typer.BadParameter(
-            f"{output} is not a place for a file; name one in a directory that exists and can be written to."
-        )
 
 
 @dataclass(frozen=True)
@@ -154,19 +131,12 @@ def _rivals(given: Problem, options: Options) -> tuple[dict[str, Figures], froze
     graph, machine, costs = given.graph, given.machine, given.costs
     names = [each.name for each in applicable(graph, machine) if each.name in ("data_parallel", *EXPERTS)]
     strategies = {name: baseline(name, graph, machine, costs, options.seed) for name in names}
-    scorer, numbers = Scorer(graph, machine, costs), 1 + STATES_PER_WEIGHT[options.optimizer]
     found = {
         name: figures(native_tasks(strategy, machine, costs), len(machine.devices))
         for name, strategy in strategies.items()
     }
-    too_large = frozenset(
-        name
-        for name, strategy in strategies.items()
-        if any(
-            needed > device.kind.memory_bytes
-            for needed, device in zip(scorer.footprint_bytes(strategy, numbers), machine.devices, strict=True)
-        )
-    )
+    needs = footprints(strategies, graph, machine, costs, options.optimizer)
+    too_large = frozenset(name for name, need in needs.items() if not need.fits)
     return found, too_large
 
 

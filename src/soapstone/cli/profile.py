@@ -17,9 +17,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from soapstone.cli.graph import MODEL_HELP
 from soapstone.cli.output import console, print_json, progress
+from soapstone.cli.problem import MODEL_HELP, JsonOption, Variant
 from soapstone.cli.ranks import GpuSlices, as_rank, check_not_a_rank, run_ranks
+from soapstone.cli.spread import spread
 from soapstone.cost.cache import Cache
 from soapstone.cost.candidates import Candidate, candidates, spread_out
 from soapstone.cost.choice import shipped_kinds, threads_of_a_rank
@@ -40,10 +41,10 @@ SAVE_EVERY_S = 10.0
 
 def register(app: typer.Typer) -> None:
     """Add `profile` to the command line."""
-    app.command("profile")(profile)
+    app.command("profile")(spread(profile))
 
 
-def profile(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
+def profile(  # noqa: PLR0913, a command has a parameter for each option
     models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help=MODEL_HELP)] = None,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     machine: Annotated[
@@ -53,11 +54,8 @@ def profile(  # noqa: PLR0913, PLR0917, a command has a parameter for each optio
     degrees: Annotated[
         str | None, typer.Option("--degrees", help="Numbers of parts instead of a machine, such as 1,2,4,8.")
     ] = None,
-    tiny: Annotated[bool, typer.Option("--tiny", help="The zoo's small variant.")] = False,
-    batch: Annotated[
-        int | None,
-        typer.Option("--batch", help="Samples of one step (default: the model's own for each device)."),
-    ] = None,
+    *,
+    variant: Variant,
     budget: Annotated[
         str, typer.Option("--budget", help="Stop measuring after this long, such as 30s or 5m.")
     ] = "10m",
@@ -75,7 +73,7 @@ def profile(  # noqa: PLR0913, PLR0917, a command has a parameter for each optio
     imported: Annotated[
         Path | None, typer.Option("--import", help="Add the times of an exported file to the cache.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure operators at the shapes that shards have, forward and backward, into a cache on disk.
 
@@ -96,7 +94,7 @@ def profile(  # noqa: PLR0913, PLR0917, a command has a parameter for each optio
         cache.add(found)
         outcome["imported"] = _profile_document(found)
     if models:
-        request = _Request(models, device, machine, degrees, tiny, batch, seconds(budget), kind, ranks, anew)
+        request = _Request(models, device, machine, degrees, variant, seconds(budget), kind, ranks, anew)
         if ranks > 1 and "RANK" not in os.environ:
             run_ranks(ranks, _arguments(request, export, as_json), gpu_slices)
             return
@@ -136,8 +134,7 @@ class _Request:
     device: str
     machine: str | None
     degrees: str | None
-    tiny: bool
-    batch: int | None
+    variant: Variant
     budget_s: float
     kind: str | None
     ranks: int
@@ -158,15 +155,14 @@ def _arguments(request: _Request, export: Path | None, as_json: bool) -> list[st
         "--device": request.device,
         "--machine": request.machine,
         "--degrees": request.degrees,
-        "--batch": request.batch,
         "--budget": request.budget_s,
         "--kind": request.kind,
         "--ranks": request.ranks,
         "--export": export,
     }
     options = [f"{option}={value}" for option, value in given.items() if value is not None]
-    flags = {"--tiny": request.tiny, "--anew": request.anew, "--json": as_json}
-    options += [flag for flag, is_set in flags.items() if is_set]
+    flags = {"--anew": request.anew, "--json": as_json}
+    options += [*request.variant.given, *(flag for flag, is_set in flags.items() if is_set)]
     return ["profile", *request.models, *options]
 
 
@@ -256,7 +252,7 @@ def _candidates(request: _Request, parts: Sequence[int]) -> list[Candidate]:
     found: dict[Any, Candidate] = {}
     for model in request.models:
         with progress(f"capturing {model}"):
-            source = load(model, tiny=request.tiny, batch=request.batch, devices=max(parts))
+            source = load(request.variant.named(model), batch=request.variant.batch, devices=max(parts))
             graph = source.captured().graph
         with progress(f"listing the shards of {model}"):
             for candidate in candidates(graph, parts):

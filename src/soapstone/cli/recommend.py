@@ -11,23 +11,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from soapstone.cli.graph import MODEL_HELP
 from soapstone.cli.output import console, print_json, rate
-from soapstone.cli.problem import problem
-from soapstone.cli.searching import (
-    BatchOption,
-    BudgetOption,
-    CostsOption,
-    OptimizerOption,
-    ProposalsOption,
-    SearchOption,
-    SeedOption,
-    SlackOption,
-    ThreadsOption,
-    TinyOption,
-    options_of,
-    searched,
-)
+from soapstone.cli.problem import CostsOption, JsonOption, ModelArgument, Variant, problem
+from soapstone.cli.searching import Searching, searched
+from soapstone.cli.spread import spread
 from soapstone.errors import MachineError, SoapstoneError
 from soapstone.machine.checks import did_you_mean
 from soapstone.machine.presets import PRESETS, Preset
@@ -47,7 +34,7 @@ ENOUGH = 0.7
 
 def register(app: typer.Typer) -> None:
     """Add `recommend` to the command line."""
-    app.command("recommend")(recommend)
+    app.command("recommend")(spread(recommend))
 
 
 @dataclass(frozen=True)
@@ -68,24 +55,18 @@ class _Size:
         return None if self.plan is None else self.plan.samples_per_s
 
 
-def recommend(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+def recommend(
+    model: ModelArgument,
     machine: Annotated[str, typer.Option("--machine", help=f"A preset: {', '.join(PRESETS)}.")],
     most: Annotated[
         int | None,
         typer.Option("--most", min=1, max=4096, help="The most devices (default: the preset's size)."),
     ] = None,
-    search: SearchOption = "mcmc",
-    budget: BudgetOption = None,
-    proposals: ProposalsOption = None,
-    seed: SeedOption = 0,
-    threads: ThreadsOption = None,
-    tiny: TinyOption = False,
-    batch: BatchOption = None,
-    optimizer: OptimizerOption = "momentum",
-    slack: SlackOption = 0.0,
+    *,
+    variant: Variant,
+    searching: Searching,
     costs: CostsOption = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say on how few devices of a preset a model fits, and how fast it trains on more of them.
 
@@ -97,11 +78,9 @@ def recommend(  # noqa: PLR0913, PLR0917, a command has a parameter for each opt
         soapstone recommend nmt --machine k80 --most 16 --proposals 500 --json
     """
     found = _preset(machine)
-    if budget is None and proposals is None:
-        budget = DEFAULT_BUDGET
-    options = options_of(search, budget, proposals, seed, threads, optimizer, slack)
+    options = searching.options(DEFAULT_BUDGET)
     limit = most or found.default_nodes * found.default_devices
-    sizes = [_tried(model, name, count, options, tiny, batch, costs) for name, count in _names(found, limit)]
+    sizes = [_tried(model, name, count, options, variant, costs) for name, count in _names(found, limit)]
     if as_json:
         print_json(_document(model, found, sizes))
     else:
@@ -128,10 +107,8 @@ def _names(preset: Preset, most: int) -> Iterator[tuple[str, int]]:
         nodes *= 2
 
 
-def _tried(
-    model: str, name: str, count: int, options: Options, tiny: bool, batch: int | None, costs: str
-) -> _Size:
-    given = problem(model, name, tiny=tiny, batch=batch, costs=costs)
+def _tried(model: str, name: str, count: int, options: Options, variant: Variant, costs: str) -> _Size:
+    given = problem(model, name, variant, costs)
     try:
         report = searched(given, options)
     except SoapstoneError as error:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from soapstone.cli.output import ShowProgress, console, print_json, progress
-from soapstone.cli.plan import check_place
+from soapstone.cli.footprints import footprints
+from soapstone.cli.output import ShowProgress, check_place, console, print_json, progress
 from soapstone.machine.units import BYTES
 from soapstone.plans import Plan, read_plan, write_text
 from soapstone.report.figures import Figures, figures
@@ -69,6 +69,7 @@ def report(
                 "makespan_s": simulated.timeline.makespan_s,
                 "actual_makespan_s": None if real is None else real.makespan_s,
                 "baselines": {rival.name: rival.figures.makespan_s for rival in rivals},
+                "baselines_that_seem_too_large": [rival.name for rival in rivals if rival.fits is False],
             }
         )
     else:
@@ -82,13 +83,18 @@ def report(
 
 def _rivals(plan: Plan, show: ShowProgress) -> list[Rival]:
     """The baselines that apply, simulated."""
-    found: list[Rival] = []
+    strategies: dict[str, Strategy] = {}
+    summaries: dict[str, str] = {}
     for each in applicable(plan.graph, plan.machine):
         if each.name in RESORTS:
-            show(len(found), each.name)
-            strategy = baseline(each.name, plan.graph, plan.machine, plan.cost_model)
-            found.append(Rival(each.name, each.summary, _figures(strategy, plan)))
-    return found
+            show(len(strategies), each.name)
+            strategies[each.name] = baseline(each.name, plan.graph, plan.machine, plan.cost_model)
+            summaries[each.name] = each.summary
+    needs = footprints(strategies, plan.graph, plan.machine, plan.cost_model, plan.optimizer)
+    return [
+        Rival(name, summaries[name], _figures(strategy, plan), needs[name].needed_bytes, needs[name].fits)
+        for name, strategy in strategies.items()
+    ]
 
 
 def _figures(strategy: Strategy, plan: Plan) -> Figures:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from soapstone.cli.output import progress
-from soapstone.cli.problem import COSTS_HELP, Problem
+from soapstone.cli.problem import Problem
 from soapstone.errors import PlanError
 from soapstone.machine.checks import did_you_mean
 from soapstone.search.find import DEFAULT_BUDGET, SEARCHES, Options, budget_seconds, find, search_named
@@ -19,61 +20,58 @@ from soapstone.sim.memory import STATES_PER_WEIGHT
 
 LARGEST_SEED = 2**32 - 1
 
-MachineOption = Annotated[
-    str, typer.Option("--machine", help="NAME, NAME:NODESxDEVICES, or the path of a .yaml file.")
-]
-SearchOption = Annotated[str, typer.Option("--search", help=f"How to search: {', '.join(SEARCHES)}.")]
-BudgetOption = Annotated[
-    str | None,
-    typer.Option(
-        "--budget",
-        help=f"How long to search: 30s, 5m, 0.5h (default: {DEFAULT_BUDGET}, or no limit with --proposals).",
-    ),
-]
-ProposalsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--proposals", min=1, help="Proposals of each chain: then the clock does not decide what is found."
-    ),
-]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="What chance draws from.")]
-ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", min=1, max=1024, help="Chains at a time (default: one per core).")
-]
-TinyOption = Annotated[bool, typer.Option("--tiny", help="The zoo's small variant.")]
-BatchOption = Annotated[
-    int | None,
-    typer.Option("--batch", help="Samples of one step (default: the model's own for each device)."),
-]
-OptimizerOption = Annotated[
-    str, typer.Option("--optimizer", help=f"{', '.join(STATES_PER_WEIGHT)}: what it remembers takes memory.")
-]
-CostsOption = Annotated[str, typer.Option("--costs", help=COSTS_HELP)]
-SlackOption = Annotated[
-    float,
-    typer.Option(
-        "--slack", min=0.0, max=1.0, help="The part by which it may take longer if links are less busy then."
-    ),
-]
 
+@dataclass(frozen=True)
+class Searching:
+    """How to search: the options of every command that does."""
 
-def options_of(
-    search: str,
-    budget: str | None,
-    proposals: int | None,
-    seed: int,
-    threads: int | None,
-    optimizer: str,
-    slack: float,
-) -> Options:
-    """The options of a search, checked before anything is done."""
-    search_named(search)
-    if optimizer not in STATES_PER_WEIGHT:
-        raise PlanError(f"there is no optimizer {optimizer!r}{did_you_mean(optimizer, STATES_PER_WEIGHT)}")
-    if budget is None and proposals is None:
-        budget = DEFAULT_BUDGET
-    seconds = None if budget is None else seconds_of(budget)
-    return Options(search, Budget(seconds, proposals), seed, threads or cores(), optimizer, slack)
+    search: Annotated[str, typer.Option("--search", help=f"How to search: {', '.join(SEARCHES)}.")] = "mcmc"
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget",
+            help=f"How long to search: 30s, 5m, 0.5h (default: {DEFAULT_BUDGET}; no limit with --proposals).",
+        ),
+    ] = None
+    proposals: Annotated[
+        int | None,
+        typer.Option(
+            "--proposals",
+            min=1,
+            help="Proposals of each chain: then the clock does not decide what is found.",
+        ),
+    ] = None
+    seed: Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="What chance draws from.")] = 0
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", min=1, max=1024, help="Chains at a time (default: one per core)."),
+    ] = None
+    optimizer: Annotated[
+        str,
+        typer.Option("--optimizer", help=f"{', '.join(STATES_PER_WEIGHT)}: what it remembers takes memory."),
+    ] = "momentum"
+    slack: Annotated[
+        float,
+        typer.Option(
+            "--slack",
+            min=0.0,
+            max=1.0,
+            help="The part by which it may take longer if links are less busy then.",
+        ),
+    ] = 0.0
+
+    def options(self, default_budget: str = DEFAULT_BUDGET) -> Options:
+        """The options of the search, checked before anything is done."""
+        search_named(self.search)
+        if self.optimizer not in STATES_PER_WEIGHT:
+            hint = did_you_mean(self.optimizer, STATES_PER_WEIGHT)
+            raise PlanError(f"there is no optimizer {self.optimizer!r}{hint}")
+        budget = default_budget if self.budget is None and self.proposals is None else self.budget
+        seconds = None if budget is None else seconds_of(budget)
+        threads = self.threads or cores()
+        return Options(
+            self.search, Budget(seconds, self.proposals), self.seed, threads, self.optimizer, self.slack
+        )
 
 
 def seconds_of(budget: str) -> float:

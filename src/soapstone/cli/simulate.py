@@ -15,9 +15,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from soapstone.cli.graph import MODEL_HELP
-from soapstone.cli.output import console, print_json, progress, rate
-from soapstone.cli.problem import COSTS_HELP, problem
+from soapstone.cli.output import check_place, console, print_json, progress, rate
+from soapstone.cli.problem import COSTS_HELP, MODEL_HELP, JsonOption, Variant, problem
+from soapstone.cli.spread import spread
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.choice import bases
 from soapstone.graph import Graph
@@ -39,10 +39,10 @@ MOST_DEVICES_LISTED = 16
 
 def register(app: typer.Typer) -> None:
     """Add `simulate` to the command line."""
-    app.command("simulate")(simulate)
+    app.command("simulate")(spread(simulate))
 
 
-def simulate(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
+def simulate(  # noqa: PLR0913, a command has a parameter for each option
     plan: Annotated[
         Path | None, typer.Argument(metavar="[PLAN]", help="A plan file; or else give --model and --machine.")
     ] = None,
@@ -57,11 +57,8 @@ def simulate(  # noqa: PLR0913, PLR0917, a command has a parameter for each opti
             help=f"A file of your own, or one of {', '.join(BASELINES)} (default: data_parallel).",
         ),
     ] = None,
-    tiny: Annotated[bool, typer.Option("--tiny", help="The zoo's small variant.")] = False,
-    batch: Annotated[
-        int | None,
-        typer.Option("--batch", help="Samples of one step (default: the model's own for each device)."),
-    ] = None,
+    *,
+    variant: Variant,
     optimizer: Annotated[
         str | None,
         typer.Option("--optimizer", help="sgd, momentum (default) or adam: what it remembers takes memory."),
@@ -72,7 +69,7 @@ def simulate(  # noqa: PLR0913, PLR0917, a command has a parameter for each opti
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Write a timeline here, for ui.perfetto.dev.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Predict one training iteration: its time, what moves over which link, and the memory it takes.
 
@@ -82,9 +79,12 @@ def simulate(  # noqa: PLR0913, PLR0917, a command has a parameter for each opti
         soapstone simulate --model lenet --machine k80:1x4 --strategy mine.yaml -o plan.json
         soapstone simulate plan.json --tasks tasks.json --trace trace.json
     """
+    for place in filter(None, (output, tasks, trace)):
+        check_place(place)
     if plan is not None:
-        given = {"--model": model, "--machine": machine, "--strategy": strategy, "--batch": batch}
-        given |= {"--tiny": tiny or None, "--optimizer": optimizer, "--costs": costs}
+        given = {"--model": model, "--machine": machine, "--strategy": strategy}
+        given |= {option.partition("=")[0]: option for option in variant.given}
+        given |= {"--optimizer": optimizer, "--costs": costs}
         _refuse_beside_plan(given)
         found = _from_plan(plan)
     else:
@@ -92,8 +92,7 @@ def simulate(  # noqa: PLR0913, PLR0917, a command has a parameter for each opti
             model,
             machine,
             strategy or "data_parallel",
-            tiny,
-            batch,
+            variant,
             optimizer or "momentum",
             costs or "auto",
         )
@@ -121,8 +120,7 @@ class _Request:
     model: str | None
     machine: str | None
     strategy: str
-    tiny: bool
-    batch: int | None
+    variant: Variant
     optimizer: str
     costs: str
 
@@ -160,9 +158,7 @@ def _from_plan(path: Path) -> _Found:
 def _from_request(request: _Request) -> _Found:
     if request.model is None or request.machine is None:
         raise typer.BadParameter("give a plan file, or both --model and --machine.")
-    found = problem(
-        request.model, request.machine, tiny=request.tiny, batch=request.batch, costs=request.costs
-    )
+    found = problem(request.model, request.machine, request.variant, request.costs)
     graph, machine, costs = found.graph, found.machine, found.costs
     with progress(f"placing {graph.name}"):
         strategy = _strategy(request.strategy, graph, machine, costs)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from soapstone.cli.output import console, print_json, progress
+from soapstone.cli.output import check_place, console, print_json, progress
 from soapstone.cli.ranks import GpuSlices, check_not_a_rank, run_ranks
 from soapstone.cli.replan import machine_now, replanned
 from soapstone.errors import CheckpointError, SoapstoneError, TrainingError
@@ -183,6 +183,8 @@ def _check(request: _Request, plan: Plan) -> None:
     from soapstone.runtime.optimizing import optimizer_named
 
     optimizer_named(request.optimizer, request.lr)
+    for place in filter(None, (request.export, request.trace)):
+        check_place(place)
     if not plan.model:
         raise TrainingError(f"{request.plan}: the plan does not name its model: train it in a script")
     check_not_a_rank(request.gpu_slices)

@@ -13,10 +13,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from soapstone.cli.graph import MODEL_HELP
 from soapstone.cli.output import console, print_json, progress
+from soapstone.cli.problem import JsonOption, ModelArgument, Variant
 from soapstone.cli.profile import seconds
 from soapstone.cli.ranks import GpuSlices, as_rank, check_not_a_rank, run_ranks
+from soapstone.cli.spread import spread
 from soapstone.cost.choice import CHOICES
 from soapstone.errors import TrainingError
 from soapstone.machine import Machine, resolve
@@ -36,7 +37,7 @@ WORST_SHOWN = 3
 
 def register(app: typer.Typer) -> None:
     """Add `validate` to the command line."""
-    app.command("validate")(validate)
+    app.command("validate")(spread(validate))
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,7 @@ class _Request:
     machine: str
     strategies: int
     steps: int
-    tiny: bool
-    batch: int | None
+    variant: Variant
     seed: int
     device: str
     costs: str
@@ -58,18 +58,15 @@ class _Request:
     as_json: bool
 
 
-def validate(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+def validate(  # noqa: PLR0913, a command has a parameter for each option
+    model: ModelArgument,
     machine: Annotated[
         str, typer.Option("--machine", help="NAME:1xDEVICES, or the file that `machine detect` writes.")
     ],
     strategies: Annotated[int, typer.Option("--strategies", min=2, help="How many to run.")] = 20,
     steps: Annotated[int, typer.Option("--steps", min=2, help="Counted steps of each.")] = 10,
-    tiny: Annotated[bool, typer.Option("--tiny", help="The zoo's small variant.")] = False,
-    batch: Annotated[
-        int | None,
-        typer.Option("--batch", help="Samples of one step (default: the model's own for each device)."),
-    ] = None,
+    *,
+    variant: Variant,
     seed: Annotated[int, typer.Option("--seed", help="Of the strategies that are drawn.")] = 0,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     gpu_slices: GpuSlices = None,
@@ -87,7 +84,7 @@ def validate(  # noqa: PLR0913, PLR0917, a command has a parameter for each opti
         str,
         typer.Option("--statistic", help="Of a strategy's steps: median, or fastest on a computer at work."),
     ] = "median",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run strategies on this computer, one process for each device, and compare with the prediction.
 
@@ -114,8 +111,7 @@ def validate(  # noqa: PLR0913, PLR0917, a command has a parameter for each opti
         machine,
         strategies,
         steps,
-        tiny,
-        batch,
+        variant,
         seed,
         device,
         costs,
@@ -145,7 +141,6 @@ def _arguments(request: _Request) -> list[str]:
         "--machine": request.machine,
         "--strategies": request.strategies,
         "--steps": request.steps,
-        "--batch": request.batch,
         "--seed": request.seed,
         "--device": request.device,
         "--costs": request.costs,
@@ -154,7 +149,7 @@ def _arguments(request: _Request) -> list[str]:
         "--statistic": request.statistic,
     }
     options = [f"{option}={value}" for option, value in given.items() if value is not None]
-    options += ["--tiny"] if request.tiny else []
+    options += request.variant.given
     return ["validate", request.model, *options, *(["--json"] if request.as_json else [])]
 
 
@@ -165,9 +160,8 @@ def _validated(request: _Request, machine: Machine, wire: Wire) -> Outcome:
 
     with seeded(request.seed):
         source = load(
-            request.model,
-            tiny=request.tiny,
-            batch=request.batch,
+            request.variant.named(request.model),
+            batch=request.variant.batch,
             devices=len(machine.devices),
             weights=True,
         )

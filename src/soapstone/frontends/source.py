@@ -4,6 +4,8 @@ lenet                       a model of the zoo
 rnnlm:steps=2,tiny          with options
 hf:path/to/config.json      a Hugging Face configuration, or a directory with one
 path/to/file.py:function    a function that returns (module, example_inputs[, loss])
+
+The last two may end with :loss=NAME, and the former with :length=TOKENS, as --loss and --length add them.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ from soapstone.graph import Graph, Role
 
 _MOST_SAMPLES = 2**31 - 1
 """[choice] No one trains with more at once, and sizes stay countable."""
+_TAIL = re.compile(r"(.+):((?:loss|length)=[^:/]*)")
+"""The options after a path."""
+_OWN_LOSS = "model '{}' of the zoo brings its own loss: leave out --loss"
 _AT_COMMAS = re.compile(r",(?![^(\[]*[)\]])")
 """Commas between options, and not within a tuple."""
 
@@ -75,6 +80,47 @@ def _about_weights(graph: Graph) -> Iterator[str]:
         yield f"{len(idle)} of {len(weights)} weights take no part on these inputs (the first is '{idle[0]}')"
 
 
+def with_options(
+    model: str, *, tiny: bool = False, length: int | None = None, loss: str | None = None
+) -> str:
+    """MODEL with these options in it, so that this text alone says what is to be captured."""
+    if not model.startswith("hf:"):
+        _refuse(model, length is not None, "--length", "Hugging Face models")
+    if not _is_zoo(model):
+        _refuse(model, tiny, "--tiny", "models of the zoo")
+    elif loss is not None:
+        raise CaptureError(_OWN_LOSS.format(model.partition(":")[0]))
+    given = [f"length={length}"] * (length is not None) + [f"loss={loss}"] * (loss is not None)
+    if not given and not tiny:
+        return model
+    has_options = ":" in model if _is_zoo(model) else _with_tail(model) != (model, {})
+    return f"{model}{',' if has_options else ':'}{','.join([*given, *['tiny'] * tiny])}"
+
+
+def _refuse(model: str, is_given: bool, option: str, meant_for: str) -> None:
+    if is_given:
+        raise CaptureError(f"{option} is for {meant_for}, and '{model}' is none: leave it out")
+
+
+def _is_zoo(model: str) -> bool:
+    path = model.rpartition(":")[0]
+    is_file = path.endswith(".py") or "/" in path or ".py:" in model or model.endswith(".py")
+    return not model.startswith("hf:") and not is_file
+
+
+def _with_tail(model: str) -> tuple[str, dict[str, Any]]:
+    """A path, and the options after it."""
+    found = _TAIL.fullmatch(model)
+    if found is None:
+        return model, {}
+    options = _options(found[2], model)
+    known = ("loss", "length") if model.startswith("hf:") else ("loss",)
+    for name in options:
+        if name not in known:
+            raise CaptureError(f"model '{model}' has no option '{name}'; choose from {', '.join(known)}")
+    return found[1], options
+
+
 def load(
     model: str,
     *,
@@ -85,7 +131,7 @@ def load(
     length: int | None = None,
     weights: bool = False,
 ) -> Source:
-    """The model that MODEL names.
+    """The model that MODEL names; what is given here goes before what MODEL says.
 
     `batch` is the number of samples of a whole step (default: the model's own per device times
     `devices`). Without `weights` the zoo's and Hugging Face's models are built without memory, on
@@ -93,17 +139,16 @@ def load(
     """
     if batch is not None and not 1 <= batch <= _MOST_SAMPLES:
         raise CaptureError(f"a batch has at least one sample and at most {_MOST_SAMPLES:,}, not {batch}")
-    is_huggingface = model.startswith("hf:")
-    path, _, function = model.rpartition(":")
-    is_file = not is_huggingface and (path.endswith(".py") or "/" in path)
-    if length is not None and not is_huggingface:
-        raise CaptureError(f"--length is for Hugging Face models, and '{model}' is none: leave it out")
-    if tiny and (is_huggingface or is_file):
-        raise CaptureError(f"--tiny is for models of the zoo, and '{model}' is none: leave it out")
-    if is_huggingface:
-        return _from_huggingface(model, batch or 8 * devices, length, loss, weights)
-    if is_file:
-        return _from_file(Path(path), function, batch, loss)
+    if tiny or length is not None:
+        model = with_options(model, tiny=tiny, length=length)
+    if not _is_zoo(model):
+        path, given = _with_tail(model)
+        loss = given.get("loss") if loss is None else loss
+        if path.startswith("hf:"):
+            return _from_huggingface(path, batch or 8 * devices, _length(given, model), loss, weights)
+        file, _, function = path.rpartition(":")
+        if file:
+            return _from_file(Path(file), function, batch, loss)
     if model.endswith(".py"):
         raise CaptureError(f"'{model}' names a file but no function in it: write {model}:function")
     name, _, options = model.partition(":")
@@ -111,7 +156,7 @@ def load(
         raise CaptureError(
             f"'{model}' is not a model: write a zoo name, hf:CONFIG, or path/to/file.py:function"
         )
-    return _from_zoo(name, _options(options, model), batch, devices, tiny, loss, weights)
+    return _from_zoo(name, _options(options, model), batch, devices, loss, weights)
 
 
 def _options(text: str, model: str) -> dict[str, Any]:
@@ -130,19 +175,25 @@ def _options(text: str, model: str) -> dict[str, Any]:
     return found
 
 
+def _length(given: dict[str, Any], model: str) -> int | None:
+    length = given.get("length")
+    if length is not None and (not isinstance(length, int) or length < 1):
+        raise CaptureError(f"model '{model}': a length is a number of tokens, at least 1, not {length!r}")
+    return length
+
+
 def _from_zoo(
     name: str,
     options: dict[str, Any],
     batch: int | None,
     devices: int,
-    tiny: bool,
     loss: str | Loss | None,
     weights: bool,
 ) -> Source:
     model = zoo_model(name)
     if loss is not None:
-        raise CaptureError(f"model '{name}' of the zoo brings its own loss: leave out --loss")
-    small = bool(options.pop("tiny", False)) or tiny
+        raise CaptureError(_OWN_LOSS.format(name))
+    small = bool(options.pop("tiny", False))
     count = batch or (4 if small else model.batch_per_device) * devices
     with torch.device("cpu" if weights else "meta"):
         try:

@@ -104,7 +104,7 @@ class Node:
         """The operator this is an occurrence of."""
         return lookup(self.op_name)
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         """The names of the values it reads, each once, in the order of the operands."""
         return tuple(dict.fromkeys(operand for operand in self.operands if isinstance(operand, str)))

@@ -6,7 +6,6 @@ rank-0 tensor is `()` and holds one element. Everything that moves between devic
 
 from __future__ import annotations
 
-from math import prod
 from typing import NamedTuple
 
 
@@ -42,30 +41,43 @@ def whole(shape: tuple[int, ...]) -> Box:
 
 def shape_of(box: Box) -> tuple[int, ...]:
     """The shape of the tensor that fills the box."""
-    return tuple(interval.length for interval in box)
+    return tuple([hi - lo if hi > lo else 0 for lo, hi in box])
 
 
 def volume(box: Box) -> int:
     """How many elements the box holds."""
-    return prod(shape_of(box))
+    count = 1
+    for lo, hi in box:
+        if hi <= lo:
+            return 0
+        count *= hi - lo
+    return count
 
 
 def intersection(a: Box, b: Box) -> Box | None:
-    """The elements in both boxes of one tensor, or None when there are none."""
+    """The elements in both boxes of one tensor, or None when there are none.
+
+    Called for every pair of shards that may meet, so that most answers are None: the first axis on which they
+    do not meet ends it.
+    """
     if a == b:
         return a if volume(a) else None
     shared = []
-    for x, y in zip(a, b, strict=True):
-        both = Interval(max(x.lo, y.lo), min(x.hi, y.hi))
-        if both.hi <= both.lo:
+    for (a_lo, a_hi), (b_lo, b_hi) in zip(a, b, strict=True):
+        lo = a_lo if a_lo > b_lo else b_lo  # noqa: FURB136, three times as fast as max
+        hi = a_hi if a_hi < b_hi else b_hi  # noqa: FURB136
+        if hi <= lo:
             return None
-        shared.append(both)
+        shared.append(Interval(lo, hi))
     return tuple(shared)
 
 
 def contains(outer: Box, inner: Box) -> bool:
     """Whether every element of `inner` lies in `outer`."""
-    return not volume(inner) or all(a.lo <= b.lo and b.hi <= a.hi for a, b in zip(outer, inner, strict=True))
+    for (outer_lo, outer_hi), (lo, hi) in zip(outer, inner, strict=True):
+        if lo < outer_lo or hi > outer_hi:
+            return not volume(inner)
+    return True
 
 
 def relative_to(box: Box, origin: Box) -> Box:

@@ -53,8 +53,13 @@ class Affine:
         """The smallest interval that holds the index of every point of the box."""
         low = high = self.const
         for dim, coefficient in self.terms:
-            ends = coefficient * box[dim].lo, coefficient * (box[dim].hi - 1)
-            low, high = low + min(ends), high + max(ends)
+            lo, hi = box[dim]
+            first, last = coefficient * lo, coefficient * (hi - 1)
+            if first > last:
+                first, last = last, first
+            low, high = low + first, high + last
+        if self.divisor == 1:
+            return Interval(low, high + 1)
         return Interval(-(-low // self.divisor), high // self.divisor + 1)
 
     def at(self, point: Mapping[str, int]) -> int | None:
@@ -211,6 +216,10 @@ class Signature:
         box, pads = [], []
         for axis, size in zip(access, shape, strict=True):
             reach = axis.image(shard)
+            if 0 <= reach.lo < reach.hi <= size:
+                box.append(reach)
+                pads.append((0, 0))
+                continue
             kept = Interval(min(max(reach.lo, 0), size), max(min(reach.hi, size), 0))
             if kept.hi <= kept.lo:
                 kept = Interval(min(kept.lo, size), min(kept.lo, size))

@@ -9,6 +9,7 @@ the parts that this rank holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from types import MappingProxyType
 
 import torch
@@ -52,8 +53,8 @@ def optimizer_named(name: str, lr: float) -> OptimizerOf:
     """A function that makes the optimizer of a name."""
     if name not in NAMED:
         raise TrainingError(f"there is no optimizer {name!r}{did_you_mean(name, NAMED)}")
-    if not lr >= 0:
-        raise TrainingError(f"a learning rate is 0 or more, not {lr}")
+    if not 0 <= lr < inf:
+        raise TrainingError(f"a learning rate is a number from 0 on, not {lr}")
     kind, arguments = NAMED[name]
     return lambda parameters: kind(parameters, lr=lr, **arguments)
 

@@ -18,6 +18,7 @@ the order of building nor an incremental change can alter the result.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import pairwise, product
 from typing import Protocol
 
@@ -172,6 +173,7 @@ class _Builder:
         def gives(source: int, device: int) -> list[Key]:
             return [key(before, shard, copy) for shard, copy in placed.on(device, seam.behind[source])]
 
+        @cache  # each of the moves that end at a sink asks
         def takes(sink: int) -> list[Key]:
             return [
                 key(then, shard, copy)

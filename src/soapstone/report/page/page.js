@@ -89,13 +89,15 @@
     const fullest = data.memory.reduce((best, each, i) =>
       each.peak_bytes / each.capacity_bytes > data.memory[best].peak_bytes / data.memory[best].capacity_bytes ? i : best, 0);
     const memory = data.memory[fullest];
-    const best = data.rivals.reduce((a, b) => (a === null || b.makespan_s < a.makespan_s ? b : a), null);
+    const usable = data.rivals.filter((rival) => rival.fits !== false);
+    const best = usable.reduce((a, b) => (a === null || b.makespan_s < a.makespan_s ? b : a), null);
+    const whichFit = usable.length < data.rivals.length ? " that fits" : "";
     const facts = [fact("per iteration", seconds(data.makespan_s), `compute times are ${data.costs}`)];
     if (data.samples && data.makespan_s) {
       facts.push(fact("throughput", `${short(data.samples / data.makespan_s)} /s`, `samples, ${data.samples} a step`));
     }
     if (best !== null && data.makespan_s) {
-      facts.push(fact("speedup", `${short(best.makespan_s / data.makespan_s)} ×`, `over ${best.name}, the fastest baseline`, best.makespan_s < data.makespan_s * 0.995 ? "bad" : ""));
+      facts.push(fact("speedup", `${short(best.makespan_s / data.makespan_s)} ×`, `over ${best.name}, the fastest baseline${whichFit}`, best.makespan_s < data.makespan_s * 0.995 ? "bad" : ""));
     }
     facts.push(fact("memory", percent(memory.peak_bytes / memory.capacity_bytes),
       `${bytes(memory.peak_bytes)} of ${bytes(memory.capacity_bytes)} on ${data.devices[fullest].name}`, data.fits ? "" : "bad"));
@@ -115,11 +117,23 @@
 
   function rivalsTable() {
     const slowest = Math.max(data.makespan_s, ...data.rivals.map((rival) => rival.makespan_s));
-    const line = (name, makespan_s, summary) => [
-      name, seconds(makespan_s), data.makespan_s ? `${short(makespan_s / data.makespan_s)} ×` : "", barOf(makespan_s / slowest), summary];
-    const rows = data.rivals.map((rival) => line(rival.name, rival.makespan_s, rival.summary));
-    rows.push(line("this plan", data.makespan_s, ""));
-    return table("The plan beside the baselines that apply", ["strategy", "#per iteration", "#speedup of the plan", "", "what it is"], rows);
+    const line = (name, makespan_s, memory, summary) => [
+      name, seconds(makespan_s), data.makespan_s ? `${short(makespan_s / data.makespan_s)} ×` : "", memory, barOf(makespan_s / slowest), summary];
+    const rows = data.rivals.map((rival) => line(rival.name, rival.makespan_s, memoryOf(rival), rival.summary));
+    const peak_bytes = Math.max(...data.memory.map((each) => each.peak_bytes));
+    rows.push(line("this plan", data.makespan_s, data.fits ? bytes(peak_bytes) : tooLarge(bytes(peak_bytes)), ""));
+    return table("The plan beside the baselines that apply",
+      ["strategy", "#per iteration", "#speedup of the plan", "#most memory of a device", "", "what it is"], rows);
+  }
+
+  function memoryOf(rival) {
+    if (rival.needed_bytes === null) return "";
+    const about = `about ${bytes(rival.needed_bytes)}`;
+    return rival.fits ? about : tooLarge(about);
+  }
+
+  function tooLarge(text) {
+    return element("span", { class: "bad" }, `${text}: does not fit`);
   }
 
   function barOf(part) {
@@ -820,7 +834,7 @@
       picture.append(drawn("line", { class: kind, x1: left, x2: wide - right, y1: y(value), y2: y(value) }));
       labels.push([y(value) + 4, label]);
     };
-    for (const rival of rivals) line("rival", rival.makespan_s, rival.name);
+    for (const rival of rivals) line("rival", rival.makespan_s, rival.fits === false ? `${rival.name} (too large)` : rival.name);
     if (found.lower_bound_s) line("bound", found.lower_bound_s, "lower bound");
     labels.sort((a, b) => a[0] - b[0]);
     labels.forEach(([at, label], i) => {

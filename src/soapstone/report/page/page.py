@@ -33,11 +33,14 @@ REFERENCE = "data_parallel"
 
 @dataclass(frozen=True)
 class Rival:
-    """A strategy of others that the plan is compared with."""
+    """A strategy of others that the plan is compared with; `needed_bytes` is about what it needs on the
+    device that it fills most, where that is known, and `fits` whether that device has it."""
 
     name: str
     summary: str
     figures: Figures
+    needed_bytes: int | None = None
+    fits: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,13 @@ def document(
         "fits": simulated.prediction.fits(machine),
         "why": list(why(simulated, moved, own, rivals)),
         "rivals": [
-            {"name": rival.name, "summary": rival.summary, "makespan_s": rival.figures.makespan_s}
+            {
+                "name": rival.name,
+                "summary": rival.summary,
+                "makespan_s": rival.figures.makespan_s,
+                "needed_bytes": rival.needed_bytes,
+                "fits": rival.fits,
+            }
             for rival in rivals
         ],
         "devices": [
