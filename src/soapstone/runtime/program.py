@@ -87,11 +87,9 @@ class Program:
         name = self.graph.loss
         assert name is not None
         writer = self.links.home[name]
-        node = next(n for n, made in enumerate(writer.block.nodes) if name in made.outputs)
-        summed = node > 0 or not writer.layout.is_partial or bool(writer.block.followers)
         first: dict[int, tuple[int, int]] = {}  # summand -> the copy that counts
         for shard, copy, _ in writer.shards():
-            first.setdefault(0 if summed else writer.layout.summands[shard], (shard, copy))
+            first.setdefault(writer.layout.summand_of(shard), (shard, copy))
         for where in self.links.local:
             if where[0] == writer.number:
                 seed = Seed()

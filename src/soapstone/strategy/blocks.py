@@ -145,6 +145,27 @@ def _depend(before: list[set[int]], number: int, needed: set[int]) -> None:
             other |= before[number]
 
 
+def passes_sums(graph: Graph, block: Block) -> bool:
+    """Whether partial sums of the leader may go through the followers and be added in the end: so it is
+    with a loss that is divided, as a mean over labels is. Only where nobody reads them but as the loss."""
+    if graph.loss not in block.writes:
+        return False
+    if any(reader not in block.nodes for name in block.writes for reader in graph.consumers[name]):
+        return False
+    return all(
+        _takes_summands(graph, block, node, position)
+        for node, position in zip(block.followers, block.carried, strict=True)
+    )
+
+
+def _takes_summands(graph: Graph, block: Block, node: Node, position: int) -> bool:
+    """Whether a follower adds up in what comes from the block, and nothing else of it is differentiated."""
+    others = [o for i, o in enumerate(node.operands) if i != position and isinstance(o, str)]
+    if any(o in block.writes or o in graph.differentiable for o in others):
+        return False
+    return node.op.adds_up(graph.signature(node), position, node.attrs)
+
+
 def follower_box(signature: Signature, operand: int, box: Box) -> IterationBox | None:
     """The part of a follower's iteration space that reads exactly this box of an operand; None if
     there is none, or if what it writes were no box (a factored axis cut across its factors)."""

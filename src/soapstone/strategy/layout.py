@@ -14,7 +14,7 @@ from soapstone.errors import StrategyError
 from soapstone.graph import Graph, Node
 from soapstone.ops.box import Box, Interval, contains
 from soapstone.ops.signature import IterationBox, Signature
-from soapstone.strategy.blocks import Block, follower_box
+from soapstone.strategy.blocks import Block, follower_box, passes_sums
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,20 @@ class Layout:
             numbers.append(number)
         return tuple(numbers)
 
-    @property
+    @cached_property
     def is_partial(self) -> bool:
         """Whether the leader writes partial sums."""
         return len(set(self.summands)) > 1
+
+    @cached_property
+    def sums_pass(self) -> bool:
+        """Whether partial sums are what the whole block writes: its followers, if any, take them as they
+        would take the sum. Otherwise they must be added before a follower may go on."""
+        return self.is_partial and (not self.block.followers or passes_sums(self.graph, self.block))
+
+    def summand_of(self, shard: int) -> int:
+        """Which of the partial sums that others read a shard writes; 0 where what it writes is whole."""
+        return self.summands[shard] if self.sums_pass else 0
 
 
 def layout(graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout:
