@@ -21,7 +21,8 @@ from soapstone.errors import StrategyError
 from soapstone.graph import ITEM_BYTES, Graph, Node, Role
 from soapstone.machine import DeviceKind, Machine
 from soapstone.ops.signature import Affine, Signature
-from soapstone.strategy.blocks import Block, blocks
+from soapstone.strategy.blocks import Block, blocks, passes_sums
+from soapstone.strategy.pipeline import micro_dim
 from soapstone.strategy.placement import Placement
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.kept import Kept, kept
@@ -186,6 +187,10 @@ class FlatProblem:
         data = native.BlockData()
         data.nodes = [self._node_data(block, n) for n in range(len(block.nodes))]
         data.needs_backward = any(name in self.graph.differentiable for name in block.writes)
+        data.passes_sums = passes_sums(self.graph, block)
+        signature = self.graph.signature(block.leader)
+        dim = micro_dim(self.graph, block, 1)
+        data.sample_dim = -1 if dim is None else list(signature.sizes).index(dim)
         return data
 
     def _node_data(self, block: Block, position: int) -> native.NodeData:
@@ -282,8 +287,8 @@ def native_tasks(strategy: Strategy, machine: Machine, costs: AnalyticCosts) -> 
     problem = FlatProblem(strategy.graph, machine, costs, strategy.apart)
     planned = native.PlannedTasks(problem.native)
     for number, block in enumerate(problem.blocks):
-        placement = strategy.placements[block.name]
-        degrees = problem.degrees(block, placement)
-        if not planned.place(number, degrees, placement.copies, list(placement.devices)):
+        placement, turns = strategy.placements[block.name], strategy.turns[block.name]
+        degrees, devices = problem.degrees(block, placement), list(placement.devices)
+        if not planned.place(number, degrees, placement.copies, devices, turns.count, turns.in_flight):
             raise StrategyError(f"block '{block.name}' cannot be split by {placement.degree_of}")
     return FlatTasks(*planned.flat(), problem.resources)
