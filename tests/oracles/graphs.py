@@ -11,11 +11,14 @@ SIZES = st.sampled_from([2, 4, 6, 8])
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
-    """A small training graph: an input, a body of one of five forms, and a summed loss."""
+    """A small training graph: an input, a body of one of five forms, and a loss that is a sum, perhaps
+    divided."""
     build = GraphBuilder(draw(st.sampled_from(["net", "a b", 'quo"te'])))
     form = draw(st.sampled_from([_linear, _branching, _unrolled, _turned, _convolutional]))
     top = form(draw, build)
     (loss,) = build.add("sum", [top], {"dim": tuple(range(len(build.values[top].shape)))}, name="loss")
+    if draw(st.booleans()):
+        (loss,) = build.add("div", [loss, 3.0], name="mean")
     return build.graph(loss=loss)
 
 

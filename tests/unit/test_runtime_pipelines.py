@@ -36,9 +36,10 @@ def halves(graph: Graph) -> Strategy:
     [
         ("mlp", Schedule.ONE_F_ONE_B),
         ("gpt2", Schedule.ONE_F_ONE_B),
-        ("rnntc", Schedule.ONE_F_ONE_B),
-        ("rnnlm", Schedule.GPIPE),
-        ("lenet", Schedule.GPIPE),
+        ("bert_large", Schedule.ONE_F_ONE_B),
+        ("rnnlm", Schedule.ONE_F_ONE_B),
+        ("moe", Schedule.ONE_F_ONE_B),
+        ("resnet101", Schedule.GPIPE),
     ],
 )
 def test_a_pipeline_trains_the_same(name: str, schedule: Schedule, ranks: Ranks, tmp_path: Path) -> None:

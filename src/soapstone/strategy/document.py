@@ -111,6 +111,8 @@ def _check_node(graph: Graph, name: str, source: str) -> None:
     names = [node.name for node in graph.nodes]
     if name not in names:
         raise StrategyError(f"{source}: the graph has no node {name!r}{did_you_mean(name, names)}")
+    if name in graph.loss_tail:
+        raise StrategyError(f"{source}: node {name!r} only adds up the loss, so it runs nowhere; leave it out.")
     if not any(name in (node.name for node in block.nodes) for block in blocks(graph)):
         raise StrategyError(
             f"{source}: node {name!r} depends on inputs alone, so each device computes the part it needs; "
