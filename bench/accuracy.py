@@ -5,7 +5,7 @@ serves to fit the few factors of `soapstone.validation.calibrating`, the other h
 
     python bench/accuracy.py                              small variants of several models on 2 CPU ranks
     python bench/accuracy.py lenet --tiny --ranks 4
-    python bench/accuracy.py gpt2 bert_large --device cuda --ranks 4 --strategies 20
+    python bench/accuracy.py gpt2 bert_large --gpu-slices 4 --strategies 20
 
 The machine is detected first, by as many ranks. A model may carry its batch: 'mlp:layers=8@256'.
 """
@@ -34,7 +34,7 @@ def told(*arguments: object) -> dict[str, Any]:
     command = [sys.executable, "-m", "soapstone", *map(str, arguments), "--json"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode:
-        raise SystemExit(f"{' '.join(command)}: {ran.stderr.strip()}")
+        raise RuntimeError(f"{' '.join(command)}: {ran.stderr.strip()}")
     document: dict[str, Any] = json.loads(ran.stdout)
     return document
 
@@ -55,19 +55,22 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(SMALL))
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--gpu-slices", type=int, help="ranks share a GPU")
     parser.add_argument("--strategies", type=int, default=20)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--statistic", default="median")
     parser.add_argument("--costs", default="measured")
+    parser.add_argument("--budget", default="2m", help="for measuring the operators of a model")
     parser.add_argument("--json", type=Path, help="write all that was measured here")
     options = parser.parse_args()
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         machine = Path(folder) / "here.yaml"
-        detect = ["machine", "detect", "--ranks", options.ranks, "--device", options.device, "-o", machine]
-        found["machine"] = told(*detect)
+        where = ["--gpu-slices", options.gpu_slices] if options.gpu_slices else ["--device", options.device]
+        ranks = options.gpu_slices or options.ranks
+        found["machine"] = told("machine", "detect", "--ranks", ranks, *where, "-o", machine)
         print(
             "| model | strategies | error, median | worst | tau | median without the fit | tau"
             " | memory error, median | worst |\n|---|---|---|---|---|---|---|---|---|"
@@ -75,14 +78,19 @@ def main() -> None:
         for model in options.models:
             name, _, batch = model.partition("@")
             arguments = ["validate", name, "--machine", machine, "--strategies", options.strategies]
-            arguments += ["--steps", options.steps, "--seed", options.seed, "--device", options.device]
+            arguments += ["--steps", options.steps, "--seed", options.seed, *where]
             arguments += ["--statistic", options.statistic, "--costs", options.costs]
             arguments += ["--batch", batch] if batch else []
             arguments += ["--tiny"] if options.tiny else []
-            found[model] = told(*arguments)
-            print(row(model, found[model]), flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+            arguments += ["--budget", options.budget]
+            try:
+                found[model] = told(*arguments)
+                print(row(model, found[model]), flush=True)
+            except RuntimeError as error:  # the other models still count
+                found[model] = {"failed": str(error)}
+                print(f"| {model} | failed: {str(error).splitlines()[-1]} |", flush=True)
+            if options.json is not None:
+                options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,11 +13,10 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 import torch
-from oracles.gpucases import shared_case
+from oracles.gpucases import replayed_case, shared_case
 from oracles.ranks import Ranks
 from oracles.training import (
     Recipe,
@@ -95,10 +94,9 @@ def test_what_cannot_be_recorded_goes_on_unrecorded() -> None:
     assert replay is not None
     walk = replay._walk
 
-    def reading() -> Any:
-        loss = walk()
-        loss.item()
-        return loss
+    def reading() -> None:
+        walk()
+        torch.zeros(1, device="cuda").item()
 
     replay._walk, replay._graph, replay._walked = reading, None, WARM_UP
     after = [trainer.step(batch) for batch in batches]
@@ -129,6 +127,24 @@ def test_ranks_that_share_a_gpu_train_as_plain_pytorch_does(name: str, ranks: Ra
     answers = ranks.run(shared_case, 2, path, plain(named_tensors(module)), plain(captured.constants), arrays)
     losses, arrays_of = answers[0]
     assert answers[1][0] == losses
+    state = {key: torch.from_numpy(array) for key, array in arrays_of.items()}
+    assert_same((losses, state), trained_plainly(module, batches, Recipe()), rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["lenet", "rnnlm"])
+def test_a_data_parallel_step_is_replayed(name: str, ranks: Ranks, tmp_path: Path) -> None:
+    """Gradients leave at their place in a recording, large ones in parts, and nothing changes."""
+    pytest.importorskip("soapstone._core", reason="baselines need the native core")
+    from soapstone.search.baselines import baseline
+
+    module, batches, captured = tiny(name, STEPS)
+    path = planned(baseline("data_parallel", captured.graph, preset("cpu:1x2")), 2, tmp_path)
+    arrays = [[tensor.numpy() for tensor in batch] for batch in batches]
+    answers = ranks.run(
+        replayed_case, 2, path, plain(named_tensors(module)), plain(captured.constants), arrays
+    )
+    assert [how for _, _, how in answers] == [True, True]
+    losses, arrays_of, _ = answers[0]
     state = {key: torch.from_numpy(array) for key, array in arrays_of.items()}
     assert_same((losses, state), trained_plainly(module, batches, Recipe()), rtol=1e-7, atol=1e-8)
 

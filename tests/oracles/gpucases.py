@@ -7,13 +7,33 @@ from typing import Any
 import torch
 
 from oracles.training import Recipe, trainer_of
+from soapstone.runtime import wire
 
 
 def shared_case(
     rank: int, size: int, path: str, named: Any, constants: Any, batches: Any
 ) -> tuple[list[float], Any]:
     """Train on a GPU that the other ranks use too, with messages over gloo."""
+    return _trained(rank, size, path, named, constants, batches)[:2]
+
+
+def replayed_case(
+    rank: int, size: int, path: str, named: Any, constants: Any, batches: Any
+) -> tuple[list[float], Any, bool | str]:
+    """Likewise, with sums in parts of 256 bytes; whether the steps were replayed, or why not."""
+    usual, wire.LANE_BYTES = wire.LANE_BYTES, 256
+    try:
+        return _trained(rank, size, path, named, constants, batches)
+    finally:
+        wire.LANE_BYTES = usual
+
+
+def _trained(
+    rank: int, size: int, path: str, named: Any, constants: Any, batches: Any
+) -> tuple[list[float], Any, bool | str]:
     trainer = trainer_of(rank, size, path, named, constants, Recipe(), "cuda:0")
     losses = [trainer.step([torch.from_numpy(array) for array in batch]) for batch in batches]
     state = {name: tensor.cpu().numpy() for name, tensor in trainer.state_dict().items()}
-    return losses, state if rank == 0 else {}
+    replay = trainer.run.executor.replay
+    how = "not tried" if replay is None else replay.refusal or replay.is_recorded
+    return losses, state if rank == 0 else {}, how

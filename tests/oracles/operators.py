@@ -132,7 +132,8 @@ def joined(
     degrees: Mapping[str, int],
 ) -> torch.Tensor:
     partial = any(degrees.get(dim, 1) > 1 for dim in signature.partial_dims(output))
-    whole = torch.zeros(signature.output_shapes[output], dtype=parts[0].dtype)
+    place = parts[0].device
+    whole = torch.zeros(signature.output_shapes[output], dtype=parts[0].dtype, device=place)
     for box, part in zip(boxes, parts, strict=True):
         at = signature.write(output, box)
         expected = tuple(interval.length for interval in at)
@@ -142,7 +143,7 @@ def joined(
         if partial:
             whole = whole + grown
         else:
-            inside = torch.zeros(whole.shape, dtype=torch.bool)
+            inside = torch.zeros(whole.shape, dtype=torch.bool, device=place)
             inside[slices(at)] = True
             whole = torch.where(inside, grown, whole)
     return whole
@@ -154,7 +155,7 @@ def _differentiated(
     """Pull fixed random gradients of the outputs back to the leaves, and add them up per operand."""
     generator = torch.Generator().manual_seed(17)
     pulled = [
-        (out, torch.randn(out.shape, generator=generator, dtype=torch.float64))
+        (out, torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.device))
         for out in outputs
         if out.is_floating_point()
     ]

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from soapstone.cli.machines import machine_app
 from soapstone.cli.output import console, print_json
-from soapstone.cli.ranks import as_rank
+from soapstone.cli.ranks import GpuSlices, as_rank, check_not_a_rank, run_ranks
 from soapstone.cost.links import LinkFit, Message, fitted, local_machine
 from soapstone.machine import Machine, document_of, write_machine
 from soapstone.machine.units import BYTES, BYTES_PER_S, FLOPS_PER_S, SECONDS
@@ -35,6 +35,7 @@ def detect(
         int | None, typer.Option("--ranks", help="Ranks to measure (default: GPUs, or cores up to 8).")
     ] = None,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    gpu_slices: GpuSlices = None,
     name: Annotated[str, typer.Option("--name", help="What to call the machine.")] = "here",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -47,21 +48,20 @@ def detect(
 
         soapstone machine detect
         soapstone machine detect --ranks 4 -o machine.yaml
+        soapstone machine detect --gpu-slices 4 -o slices.yaml
         soapstone plan lenet --machine machine.yaml
     """
     from soapstone.runtime.detecting import backend_name, measured_kind, measured_messages, usual_ranks
 
-    count = usual_ranks(device) if ranks is None else ranks
+    check_not_a_rank(gpu_slices)
+    device = device if gpu_slices is None else "cuda"
+    count = usual_ranks(device) * (gpu_slices or 1) if ranks is None else ranks
     if not 1 <= count <= MOST_RANKS:
         raise typer.BadParameter(f"--ranks is from 1 to {MOST_RANKS}, not {count}.")
     if "RANK" not in os.environ and count > 1:
-        from soapstone.runtime.workers import run_workers
-
         options = [f"--ranks={count}", f"--device={device}", f"--name={name}"]
         options += [f"--output={output}"] if output else []
-        code = run_workers(count, ["machine", "detect", *options, *(["--json"] if as_json else [])])
-        if code:
-            raise typer.Exit(code)
+        run_ranks(count, ["machine", "detect", *options, *(["--json"] if as_json else [])], gpu_slices)
         return
     with as_rank(device) as wire:
         kind = measured_kind(wire)

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from soapstone.cli.graph import MODEL_HELP
 from soapstone.cli.output import console, print_json, progress
-from soapstone.cli.ranks import as_rank
+from soapstone.cli.ranks import GpuSlices, as_rank, check_not_a_rank, run_ranks
 from soapstone.cost.cache import Cache
 from soapstone.cost.candidates import Candidate, candidates, spread_out
 from soapstone.cost.choice import shipped_kinds, threads_of_a_rank
@@ -63,6 +63,7 @@ def profile(  # noqa: PLR0913, PLR0917, a command has a parameter for each optio
     kind: Annotated[
         str | None, typer.Option("--kind", help="What machines call the device (default: by its name).")
     ] = None,
+    gpu_slices: GpuSlices = None,
     ranks: Annotated[
         int, typer.Option("--ranks", min=1, help="Processes that measure the same at once (default: one).")
     ] = 1,
@@ -81,8 +82,12 @@ def profile(  # noqa: PLR0913, PLR0917, a command has a parameter for each optio
 
         soapstone profile alexnet --machine cpu:1x2
         soapstone profile gpt2 bert_large --device cuda --degrees 1,2,4,8 --budget 5m --export h200.json
+        soapstone profile gpt2 --gpu-slices 4 --degrees 1,2,4 --export quarter.json
         soapstone profile --import h200.json
     """
+    check_not_a_rank(gpu_slices)
+    device = device if gpu_slices is None else "cuda"
+    ranks = ranks if gpu_slices is None else max(ranks, gpu_slices)
     cache = Cache()
     outcome: dict[str, Any] = {"cache": str(cache.path)}
     if imported is not None:
@@ -92,7 +97,7 @@ def profile(  # noqa: PLR0913, PLR0917, a command has a parameter for each optio
     if models:
         request = _Request(models, device, machine, degrees, tiny, batch, seconds(budget), kind, ranks, anew)
         if ranks > 1 and "RANK" not in os.environ:
-            _start_ranks(request, export, as_json)
+            run_ranks(ranks, _arguments(request, export, as_json), gpu_slices)
             return
         with as_rank(device) as wire:
             report = _measured(request, cache, wire)
@@ -146,10 +151,8 @@ class _Report:
     document: Mapping[str, Any]
 
 
-def _start_ranks(request: _Request, export: Path | None, as_json: bool) -> None:
-    """This same command, as several ranks."""
-    from soapstone.runtime.workers import run_workers
-
+def _arguments(request: _Request, export: Path | None, as_json: bool) -> list[str]:
+    """The command again, for a rank."""
     given = {
         "--device": request.device,
         "--machine": request.machine,
@@ -163,9 +166,7 @@ def _start_ranks(request: _Request, export: Path | None, as_json: bool) -> None:
     options = [f"{option}={value}" for option, value in given.items() if value is not None]
     flags = {"--tiny": request.tiny, "--anew": request.anew, "--json": as_json}
     options += [flag for flag, is_set in flags.items() if is_set]
-    code = run_workers(request.ranks, ["profile", *request.models, *options])
-    if code:
-        raise typer.Exit(code)
+    return ["profile", *request.models, *options]
 
 
 def _measured(request: _Request, cache: Cache, wire: Wire) -> _Report:

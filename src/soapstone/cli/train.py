@@ -18,6 +18,7 @@ import typer
 from rich.text import Text
 
 from soapstone.cli.output import console, print_json, progress
+from soapstone.cli.ranks import GpuSlices, check_not_a_rank, run_ranks
 from soapstone.cli.replan import machine_now, replanned
 from soapstone.errors import CheckpointError, SoapstoneError, TrainingError
 from soapstone.machine.units import SECONDS
@@ -101,9 +102,7 @@ def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the first weights and of dropout.")] = 0,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
-    gpu_slices: Annotated[
-        int | None, typer.Option("--gpu-slices", min=1, help="Let so many ranks share each GPU, through MPS.")
-    ] = None,
+    gpu_slices: GpuSlices = None,
     replay: Annotated[
         bool, typer.Option("--replay/--no-replay", help="Record a step on a lone GPU and replay it.")
     ] = True,
@@ -156,21 +155,7 @@ def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
         if len(found.machine.devices) == 1 and request.gpu_slices is None:
             _train_as_rank(request, found)
             return
-        code = _train_here(request, len(found.machine.devices))
-        if code:
-            raise typer.Exit(code)
-
-
-def _train_here(request: _Request, ranks: int) -> int:
-    """Start the ranks on this computer; their exit code."""
-    from soapstone.runtime.slices import check_slices, sliced
-    from soapstone.runtime.workers import run_workers
-
-    if request.gpu_slices is None:
-        return run_workers(ranks, _arguments(request))
-    check_slices(request.gpu_slices, ranks)
-    with sliced(request.gpu_slices) as told:
-        return run_workers(ranks, _arguments(request), told)
+        run_ranks(len(found.machine.devices), _arguments(request), request.gpu_slices)
 
 
 def _planned_anew(request: _Request, plan: Plan, ranks: int | None) -> Plan:
@@ -200,8 +185,7 @@ def _check(request: _Request, plan: Plan) -> None:
     optimizer_named(request.optimizer, request.lr)
     if not plan.model:
         raise TrainingError(f"{request.plan}: the plan does not name its model: train it in a script")
-    if request.gpu_slices is not None and "RANK" in os.environ:
-        raise TrainingError("--gpu-slices starts the ranks itself: leave torchrun out")
+    check_not_a_rank(request.gpu_slices)
     if request.replan and request.resume is None:
         raise TrainingError("--replan goes on from a checkpoint: say which with --resume DIR")
     for option, given in (("--machine", request.machine), ("--strategy", request.strategy)):

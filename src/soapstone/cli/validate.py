@@ -16,7 +16,7 @@ from rich.text import Text
 from soapstone.cli.graph import MODEL_HELP
 from soapstone.cli.output import console, print_json, progress
 from soapstone.cli.profile import seconds
-from soapstone.cli.ranks import as_rank
+from soapstone.cli.ranks import GpuSlices, as_rank, check_not_a_rank, run_ranks
 from soapstone.cost.choice import CHOICES
 from soapstone.errors import TrainingError
 from soapstone.machine import Machine, resolve
@@ -72,6 +72,7 @@ def validate(  # noqa: PLR0913, PLR0917, a command has a parameter for each opti
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the strategies that are drawn.")] = 0,
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    gpu_slices: GpuSlices = None,
     costs: Annotated[
         str,
         typer.Option(
@@ -98,7 +99,10 @@ def validate(  # noqa: PLR0913, PLR0917, a command has a parameter for each opti
 
         soapstone machine detect --ranks 2 -o here.yaml
         soapstone validate lenet --tiny --machine here.yaml --strategies 20
+        soapstone validate rnnlm --machine slices.yaml --gpu-slices 4
     """
+    check_not_a_rank(gpu_slices)
+    device = device if gpu_slices is None else "cuda"
     if costs not in CHOICES:
         raise typer.BadParameter(f"there are no costs '{costs}'{did_you_mean(costs, CHOICES)}")
     if statistic not in STATISTICS:
@@ -125,11 +129,7 @@ def validate(  # noqa: PLR0913, PLR0917, a command has a parameter for each opti
             f"machine '{found.name}' has {len(found.nodes)} nodes: strategies run on one computer here"
         )
     if "RANK" not in os.environ and len(found.devices) > 1:
-        from soapstone.runtime.workers import run_workers
-
-        code = run_workers(len(found.devices), _arguments(request))
-        if code:
-            raise typer.Exit(code)
+        run_ranks(len(found.devices), _arguments(request), gpu_slices)
         return
     with as_rank(device, timeout) as wire:
         outcome = _validated(request, found, wire)

@@ -74,6 +74,10 @@ class Device:
         return thread_time if self.software.get("threads") == "1" else perf_counter
 
 
+SLICES = {50.0: "half", 25.0: "quarter", 12.5: "eighth"}
+"""What slices of a GPU are called, by their percentage of its multiprocessors."""
+
+
 def device_at_hand(place: str, kind: str | None = None, threads: int | None = None, ranks: int = 1) -> Device:
     """The device of this computer: `cpu` (with so many threads for one rank) or `cuda`, which so many
     ranks will use at once."""
@@ -95,9 +99,11 @@ def device_at_hand(place: str, kind: str | None = None, threads: int | None = No
 
 
 def kind_named(name: str) -> str:
-    """What machines call a GPU that its driver calls `name`."""
+    """What machines call a GPU that its driver calls `name`, or the slice of it that this process has."""
     words = re.findall(r"[a-z0-9]+", name.lower())
-    return next((kind for kind in KINDS if any(word.startswith(kind) for word in words)), "-".join(words))
+    found = next((kind for kind in KINDS if any(word.startswith(kind) for word in words)), "-".join(words))
+    percent = float(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100"))
+    return found if percent >= 100 else f"{found}-{SLICES.get(percent, f'{percent:g}-percent')}"
 
 
 def _processor() -> str:

@@ -29,8 +29,9 @@ LONGEST_S = 0.4
 """[choice] Seconds for one size, but at least `LEAST_REPEATS`."""
 LEAST_REPEATS = 4
 
-PRODUCT = 768
-"""[choice] Rows of the matrices whose product shows the arithmetic rate: far out of the caches of a core."""
+PRODUCT = {"cpu": 768, "cuda": 4096}
+"""[choice] Rows of the matrices whose product shows the arithmetic rate: far out of the caches of a core,
+and enough for all multiprocessors of a GPU."""
 
 STREAM_BYTES = 64 * 2**20
 
@@ -136,7 +137,8 @@ def measured_kind(wire: Wire) -> DeviceKind:
 def _memory_bytes(wire: Wire) -> int:
     """This rank's share of memory."""
     if wire.device.type == "cuda":
-        return int(torch.cuda.get_device_properties(wire.device).total_memory)
+        sharing = -(-wire.size // torch.cuda.device_count())
+        return int(torch.cuda.get_device_properties(wire.device).total_memory) // sharing
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // wire.size
 
 
@@ -160,8 +162,9 @@ def _together(wire: Wire, act: Callable[[], object], calls: int = 1) -> float:
 
 
 def _flops_per_s(wire: Wire, dtype: torch.dtype) -> float:
-    a = torch.rand(PRODUCT, PRODUCT, dtype=dtype, device=wire.device)
-    return 2.0 * PRODUCT**3 / _together(wire, lambda: a @ a)
+    rows = PRODUCT[wire.device.type]
+    a = torch.rand(rows, rows, dtype=dtype, device=wire.device)
+    return 2.0 * rows**3 / _together(wire, lambda: a @ a)
 
 
 def _bytes_per_s(wire: Wire) -> float:

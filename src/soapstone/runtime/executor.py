@@ -8,6 +8,7 @@ its tasks in the order is posted as soon as the gradients it needs are there.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import torch
@@ -20,8 +21,8 @@ from soapstone.runtime.inputs import Batch
 from soapstone.runtime.part import Part
 from soapstone.runtime.program import Program
 from soapstone.runtime.recording import Recorder
-from soapstone.runtime.replay import Replay
-from soapstone.runtime.wire import Pending, Wire
+from soapstone.runtime.replay import Replay, mark
+from soapstone.runtime.wire import Pending, Slot, Together, Wire
 from soapstone.tasks.exchange import Pattern
 
 
@@ -29,6 +30,15 @@ def seed_of(seed: int, step: int, node: str) -> int:
     """The seed of a node's random numbers in a step: the same on every rank and for every strategy."""
     digest = blake2b(f"{seed}/{step}/{node}".encode(), digest_size=6).digest()
     return int.from_bytes(digest)
+
+
+@dataclass(frozen=True)
+class Posting:
+    """What a recorded pass gives away: the loss or gradients, to be added up once the event has come."""
+
+    action: SumGradients | ReportLoss
+    tensor: Tensor
+    ready: torch.cuda.Event
 
 
 class Executor:
@@ -40,7 +50,8 @@ class Executor:
         self.buffers = Buffers(program.links, program.free)
         self.recorder: Recorder | None = None
         self._loss: Pending | None = None
-        self._sums: list[tuple[SumGradients, Pending]] = []
+        self._sums: list[tuple[SumGradients, Pending | Together]] = []
+        self._postings: list[Posting] = []
         self._sums_gradients = True
         self._cursor = 0
         self._region_end = 0
@@ -50,9 +61,12 @@ class Executor:
         self.replay = self._replay() if replays else None
 
     def _replay(self) -> Replay | None:
-        """A recording of the whole pass, where there is a GPU and nothing to wait for; random numbers
-        come from a new seed in each step, which a recording could not have."""
-        if self.wire.device.type != "cuda" or self.wire.size > 1 or self._random:
+        """A recording of the whole pass, where there is a GPU and nothing to wait for before the end;
+        random numbers come from a new seed in each step, which a recording could not have."""
+        if self.wire.device.type != "cuda" or self._random:
+            return None
+        talks = self.buffers.to_share or any(isinstance(a, Exchanged) for a in self.program.actions)
+        if self.wire.size > 1 and (talks or not self.wire.posts_aside):
             return None
         self.program.free.holds_still = True
         parameters = [holding.parameter for holding in self.program.held]
@@ -76,12 +90,18 @@ class Executor:
         self.program.free.take(batch)
         for run in self._random:
             run.seed = seed_of(self.seed, step, f"{run.node.name}/{number}" if number else run.node.name)
-        is_one = number == 0 and self._sums_gradients
+        is_one = number == 0 and self._sums_gradients and not self.program.free.is_shared
         if self.replay is not None and is_one and self.recorder is None:
-            return self.replay()
-        return self._walk()
+            self.replay()
+            for posting in self._postings if self.replay.is_recorded else []:
+                self._post(posting.action, posting.tensor, posting.ready)
+        else:
+            self._walk()
+        assert self._loss is not None
+        loss, self._loss = self._loss.wait()[0], None
+        return loss
 
-    def _walk(self) -> Tensor:
+    def _walk(self) -> None:
         """Do all actions on the batch that was taken."""
         self.program.free.compute()
         self._fired = dict.fromkeys(self._fired, 0)
@@ -97,10 +117,7 @@ class Executor:
         self.program.free.finish()
         self.buffers.update(self.wire)
         self.wire.settle()
-        assert self._loss is not None
-        loss, self._loss = self._loss.wait()[0], None
         self._clear()
-        return loss
 
     def _do(self, action: Action) -> None:
         if self.recorder is None or isinstance(action, ReportLoss):
@@ -110,12 +127,13 @@ class Executor:
         self._run(action)
         if isinstance(action, Forward | Backward):
             self.recorder.note(action.task, start + self.wire.waited_s - waited, self.recorder.now())
-        pending = [a.pending for a in action.arrivals] if isinstance(action, Exchanged) else []
-        if isinstance(action, SumGradients) and self._sums:
-            pending.append(self._sums[-1][1])
+        pending: list[Pending | Together | Slot] = []
+        if isinstance(action, Exchanged):
+            pending = [a.pending for a in action.arrivals if a.pending is not None]
+        elif isinstance(action, SumGradients) and self._sums:
+            pending = [self._sums[-1][1]]
         for each in pending:
-            if each is not None:
-                each.on_done = self.recorder.noting(action.task, start)
+            each.on_done = self.recorder.noting(action.task, start)
 
     def _run(self, action: Action) -> None:
         match action:
@@ -137,7 +155,7 @@ class Executor:
                 if self._sums_gradients:
                     self._sum(action)
             case ReportLoss():
-                self._report()
+                self._report(action)
 
     # -- while a region is taken back ---------------------------------------------------------------
 
@@ -213,9 +231,24 @@ class Executor:
         with torch.no_grad():
             found = [held.holding(p.weight, p.box).gradient(p.box).reshape(-1) for p in action.pieces]
             flat = found[0] if len(found) == 1 else torch.cat(found)  # one alone is overwritten in place
-        self._sums.append(
-            (action, self.wire.sum_up(flat, action.ranks, f"{action.pieces[0].weight} gradient"))
-        )
+        self._give(action, flat)
+
+    def _give(self, action: SumGradients | ReportLoss, tensor: Tensor) -> None:
+        """Have a tensor added up, now or, while the pass is recorded, in every replay."""
+        ready = mark(self.wire.device)
+        if ready is None:
+            self._post(action, tensor)
+        else:
+            self._postings.append(Posting(action, tensor, ready))
+
+    def _post(
+        self, action: SumGradients | ReportLoss, tensor: Tensor, ready: torch.cuda.Event | None = None
+    ) -> None:
+        if isinstance(action, ReportLoss):
+            self._loss = self.wire.report(tensor, "loss", ready)
+        else:
+            name = f"{action.pieces[0].weight} gradient"
+            self._sums.append((action, self.wire.sum_up(tensor, action.ranks, name, ready)))
 
     def _put_back(self, action: SumGradients, flat: Tensor) -> None:
         at = 0
@@ -230,13 +263,13 @@ class Executor:
                 else:
                     target.copy_(part)
 
-    def _report(self) -> None:
+    def _report(self, action: ReportLoss) -> None:
         total = torch.zeros(1, dtype=torch.float64, device=self.wire.device)
         with torch.no_grad():
             for outlet, weight in self.program.loss_outlets:
                 if outlet.tensor is not None:
                     total += outlet.tensor.detach() * (weight * self.program.seeds[0].scale)
-        self._loss = self.wire.report(total, "loss")
+        self._give(action, total)
 
     # -- the end of a pass --------------------------------------------------------------------------
 
@@ -251,6 +284,7 @@ class Executor:
     def _forget(self) -> None:
         """Drop what a pass that broke off has left."""
         self._loss = None
+        self._postings.clear()
         self._clear()
         for region in self.program.regions.values():
             region.clear()

@@ -82,10 +82,15 @@ class FreeValues:
             else:
                 self._tensors[value.name] = given.to(self.place)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether sums over samples have to be added up over ranks, since each has a part of the batch."""
+        return self._is_part and bool(self._sums) and self.wire.size > 1
+
     def compute(self) -> None:
         """Compute what follows from the batch."""
         self._tensors.update(self.buffers)
-        if self._is_part and self._sums and self.wire.size > 1:
+        if self.is_shared:
             self._run_with_sums()
             return
         for node in self._each_step:

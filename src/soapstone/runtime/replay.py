@@ -1,9 +1,11 @@
-"""A pass that no message interrupts, recorded on a GPU once and replayed: a CUDA graph.
+"""A pass that waits for no message, recorded on a GPU once and replayed: a CUDA graph.
 
-On one device a step is the same kernels on the same memory every time, and launching them one by one from
-Python can take longer than they do. The first steps run as ever (libraries choose their kernels then, and
-their workspaces); the next is recorded, which runs nothing, and replayed from then on. The batch is copied
-to where the recording found its own. What cannot be recorded goes on as before, and a log line says why.
+Such a pass is the same kernels on the same memory every time, and launching them one by one from Python can
+take longer than they do. The first steps run as ever (libraries choose their kernels then, and their
+workspaces); the next is recorded, which runs nothing, and replayed from then on. The batch is copied to
+where the recording found its own. What the pass gives away (its loss, gradients to be added up) is marked
+by an event of the recording, so that it leaves as soon as it is there. What cannot be recorded goes on as
+before, and a log line says why.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ WARM_UP = 3
 
 
 class Replay:
-    """A pass and its recording. `walk` computes the gradients of what the inputs hold and gives the
-    loss, `forget` drops what a walk that broke off has left."""
+    """A pass and its recording. `walk` computes the loss and the gradients of what the inputs hold,
+    `forget` drops what a walk that broke off has left."""
 
     def __init__(
         self,
-        walk: Callable[[], Tensor],
+        walk: Callable[[], None],
         forget: Callable[[], None],
         parameters: Sequence[nn.Parameter],
         device: torch.device,
@@ -36,7 +38,6 @@ class Replay:
         self._device = device
         self._walked = 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._loss: Tensor | None = None
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
         self.refusal: str | None = None  # why there is no recording
 
@@ -45,33 +46,32 @@ class Replay:
         """Whether steps are replayed."""
         return self._graph is not None
 
-    def __call__(self) -> Tensor:
-        """The loss; gradients are left in the parameters."""
+    def __call__(self) -> None:
+        """Do the pass; gradients are left in the parameters."""
         if self._graph is None and self.refusal is None and self._walked >= WARM_UP:
             self._record()
-        if self._graph is None or self._loss is None:
+        if self._graph is None:
             self._walked += 1
-            return self._walk() if self.refusal is not None else self._beside()
+            self._walk() if self.refusal is not None else self._beside()
+            return
         self._graph.replay()
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
-        return self._loss
 
-    def _beside(self) -> Tensor:
+    def _beside(self) -> None:
         """Walk on the stream that will be recorded."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            loss = self._walk()
+            self._walk()
         current.wait_stream(self._stream)
-        return loss
 
     def _record(self) -> None:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
         try:
             with torch.cuda.graph(graph, stream=self._stream):
-                loss = self._walk()
+                self._walk()
         except RuntimeError as error:
             self.refusal = next(iter(str(error).splitlines()), type(error).__name__)
             log.info("steps are not replayed: %s", self.refusal)
@@ -79,5 +79,14 @@ class Replay:
             for parameter in self._parameters:
                 parameter.grad = None
             return
-        self._graph, self._loss = graph, loss
+        self._graph = graph
         self._gradients = [(p, p.grad) for p in self._parameters if p.grad is not None]
+
+
+def mark(device: torch.device) -> torch.cuda.Event | None:
+    """An event that comes with every replay when it is this far; None where nothing is being recorded."""
+    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        return None
+    event = torch.cuda.Event(external=True)
+    event.record()
+    return event

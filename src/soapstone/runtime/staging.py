@@ -43,11 +43,17 @@ class Staging:
         once the copies are done."""
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
-    def out(self, tensor: Tensor, post: Callable[[Tensor], Any]) -> tuple[Tensor, Queued]:
-        """Copy a tensor to the host and have it posted when it is there."""
+    def out(
+        self, tensor: Tensor, post: Callable[[Tensor], Any], ready: torch.cuda.Event | None = None
+    ) -> tuple[Tensor, Queued]:
+        """Copy a tensor to the host and have it posted when it is there. It is made by what was launched
+        before this, or before an event."""
         tensor = tensor.detach().contiguous()
         staged = self.room(tensor.shape, tensor.dtype)
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        if ready is None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        else:
+            self.stream.wait_event(ready)
         with torch.cuda.stream(self.stream):
             staged.copy_(tensor, non_blocking=True)
             copied = torch.cuda.Event()

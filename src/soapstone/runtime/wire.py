@@ -32,6 +32,14 @@ GATHERING_S = 2.0
 """[choice] How long rank 0 waits for the others to say what they were waiting for."""
 
 
+LANES = 2
+"""[choice] Groups over which the parts of one large sum go, where gloo serves GPUs: each has threads of its
+own, and one sum keeps one of them busy."""
+
+LANE_BYTES = 16 * 2**20
+"""[choice] The parts of a large sum, of which the first is on its way while the next is copied."""
+
+
 _WAITED, _FAILED = "soapstone/waited/", "soapstone/failed/"
 """Under these names ranks leave in the store what they waited for, and why they ended."""
 
@@ -66,12 +74,41 @@ class Pending:
         return self.wire.brought(self.buffer)
 
 
+class Together:
+    """A sum whose parts went on their own."""
+
+    __slots__ = ("brought", "parts", "shape")
+
+    def __init__(self, parts: Sequence[Pending], shape: Sequence[int]) -> None:
+        self.parts, self.shape = parts, tuple(shape)
+        self.brought: Tensor | None = None
+
+    @property
+    def on_done(self) -> Callable[[], None] | None:
+        """What is called when the last part is there."""
+        return self.parts[-1].on_done
+
+    @on_done.setter
+    def on_done(self, call: Callable[[], None] | None) -> None:
+        self.parts[-1].on_done = call
+
+    def once(self) -> Tensor:
+        """The sum, for several who wait for it."""
+        if self.brought is None:
+            self.brought = self.wait()
+        return self.brought
+
+    def wait(self) -> Tensor:
+        """The sum, once all of it is there."""
+        return torch.cat([part.wait() for part in self.parts]).view(self.shape)
+
+
 class Slot:
     """A part of what a collective brings; None where it brings nothing here."""
 
     __slots__ = ("on_done", "part", "shape", "shared")
 
-    def __init__(self, shared: Pending, part: slice | None, shape: Sequence[int]) -> None:
+    def __init__(self, shared: Pending | Together, part: slice | None, shape: Sequence[int]) -> None:
         self.shared, self.part, self.shape = shared, part, tuple(shape)
         self.on_done: Callable[[], None] | None = None
 
@@ -97,13 +134,27 @@ class Wire:
         is_staged = self.device.type == "cuda" and self.host.type == "cpu" and size > 1
         self._staging = Staging(self.device) if is_staged else None
         self._groups: dict[tuple[int, ...], Any] = {}
+        self._lanes: dict[tuple[int, ...], list[Any]] = {}
         self._sent: list[Pending] = []
         self.waited_s = 0.0  # in all, since the start
 
-    def _out(self, tensor: Tensor, what: str, post: Any, *args: Any, **options: Any) -> tuple[Tensor, Any]:
+    @property
+    def posts_aside(self) -> bool:
+        """Whether what is posted is taken when an event says that it is there, and not before."""
+        return self._staging is not None
+
+    def _out(
+        self,
+        tensor: Tensor,
+        what: str,
+        post: Any,
+        *args: Any,
+        ready: torch.cuda.Event | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Any]:
         """Post a tensor, from host memory where that is needed: what was posted, and its work."""
         if self._staging is not None and tensor.device != self.host:
-            return self._staging.out(tensor, lambda staged: post(staged, *args, **options))
+            return self._staging.out(tensor, lambda staged: post(staged, *args, **options), ready)
         self._drain()
         staged = tensor.detach().to(self.host).contiguous()
         return staged, self._posted(what, post, staged, *args, **options)
@@ -128,8 +179,11 @@ class Wire:
         for ranks in sorted({tuple(sorted(group)) for group in groups}):
             if ranks not in self._groups:
                 what = f"the group of ranks {', '.join(map(str, ranks))}"
-                timeout = timedelta(seconds=self.timeout_s)
-                self._groups[ranks] = self._posted(what, dist.new_group, list(ranks), timeout=timeout)
+                made = [
+                    self._posted(what, dist.new_group, list(ranks), timeout=timedelta(seconds=self.timeout_s))
+                    for _ in range(1 if self._staging is None else LANES)
+                ]
+                self._groups[ranks], self._lanes[ranks] = made[0], made
 
     def send(self, tensor: Tensor, peer: int, tag: int, what: str) -> None:
         """Send a tensor, which must not change until `settle`."""
@@ -142,11 +196,24 @@ class Wire:
         work = self._posted(what, dist.irecv, buffer, peer, tag=tag)
         return Pending(self, work, buffer, f"'{what}' from rank {peer}")
 
-    def sum_up(self, tensor: Tensor, ranks: Sequence[int], what: str) -> Pending:
-        """Add a tensor up over ranks; it is overwritten where it need not be staged."""
-        group = self._group(ranks)
-        staged, work = self._out(tensor, what, dist.all_reduce, group=group, async_op=True)
-        return Pending(self, work, staged, f"the sum of '{what}' over ranks {', '.join(map(str, ranks))}")
+    def sum_up(
+        self, tensor: Tensor, ranks: Sequence[int], what: str, ready: torch.cuda.Event | None = None
+    ) -> Pending | Together:
+        """Add a tensor up over ranks; it is overwritten where it need not be staged. It is there already,
+        or when an event comes."""
+        told = f"the sum of '{what}' over ranks {', '.join(map(str, ranks))}"
+
+        def under_way(part: Tensor, group: Any) -> Pending:
+            staged, work = self._out(part, what, dist.all_reduce, ready=ready, group=group, async_op=True)
+            return Pending(self, work, staged, told)
+
+        if self._staging is None or tensor.nbytes <= LANE_BYTES:
+            return under_way(tensor, self._group(ranks))
+        lanes = self._lanes[tuple(sorted(ranks))]
+        parts = tensor.reshape(-1).split(LANE_BYTES // tensor.element_size())
+        return Together(
+            [under_way(part, lanes[i % len(lanes)]) for i, part in enumerate(parts)], tensor.shape
+        )
 
     def gather_up(self, tensor: Tensor, ranks: Sequence[int], what: str) -> Pending:
         """Everyone's tensor of this shape, one after the other in the order of the ranks."""
@@ -179,12 +246,12 @@ class Wire:
     def _group(self, ranks: Sequence[int]) -> Any:
         return self._groups[tuple(sorted(ranks))]
 
-    def report(self, tensor: Tensor, what: str) -> Pending:
+    def report(self, tensor: Tensor, what: str, ready: torch.cuda.Event | None = None) -> Pending:
         """Add a tensor up over all ranks, apart from all other sums: it may be asked for at another
         place in the order on each rank."""
         if self.size == 1:
             return Pending(self, None, tensor, what)
-        staged, work = self._out(tensor, what, dist.all_reduce, async_op=True)
+        staged, work = self._out(tensor, what, dist.all_reduce, ready=ready, async_op=True)
         return Pending(self, work, staged, f"the sum of '{what}' over all ranks")
 
     def shared(
