@@ -62,10 +62,13 @@ def strategies(draw: st.DrawFn, graph: Graph, machine: Machine, most_copies: int
 def pipelined(draw: st.DrawFn, most_copies: int = 2) -> tuple[Strategy, Machine]:
     """A strategy of micro-batches, one forward, one backward where the graph allows it, and its machine."""
     graph, machine = draw(graphs()), preset(draw(st.sampled_from(MACHINES)))
-    count = draw(st.sampled_from([n for n in (2, 4, 3, 1) if graph.sample_count and graph.sample_count % n == 0]))
+    count = draw(
+        st.sampled_from([n for n in (2, 4, 3, 1) if graph.sample_count and graph.sample_count % n == 0])
+    )
     random = Random(draw(st.integers(0, 2**16)))
     one = Strategy(
-        graph, {b.name: _of_one(graph, b, len(machine.devices), random, count, most_copies) for b in blocks(graph)}
+        graph,
+        {b.name: _of_one(graph, b, len(machine.devices), random, count, most_copies) for b in blocks(graph)},
     )
     for schedule in (draw(st.sampled_from(Schedule)), Schedule.GPIPE):
         try:

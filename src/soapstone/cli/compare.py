@@ -20,11 +20,13 @@ from soapstone.cli.searching import (
     BudgetOption,
     CostsOption,
     MachineOption,
+    MicroBatchesOption,
     OptimizerOption,
     ProposalsOption,
     SearchOption,
     SeedOption,
     SlackOption,
+    StagesOption,
     ThreadsOption,
     TinyOption,
     options_of,
@@ -36,6 +38,7 @@ from soapstone.plans import Prediction, simulation
 from soapstone.report.figures import Figures, figures
 from soapstone.search.baselines import BASELINES, baseline
 from soapstone.search.find import Options, settled
+from soapstone.search.pipelines import Wanted
 from soapstone.search.report import SearchReport
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import native_tasks
@@ -61,6 +64,8 @@ def compare(  # noqa: PLR0913, PLR0917, a command has a parameter for each optio
     batch: BatchOption = None,
     optimizer: OptimizerOption = "momentum",
     slack: SlackOption = 0.0,
+    stages: StagesOption = None,
+    micro_batches: MicroBatchesOption = None,
     costs: CostsOption = "auto",
     memory: Annotated[
         bool,
@@ -78,7 +83,8 @@ def compare(  # noqa: PLR0913, PLR0917, a command has a parameter for each optio
         soapstone compare nmt --machine k80:16x4 --budget 1m --no-memory
         soapstone compare gpt2 --machine h100:1x8 --batch 64 --json
     """
-    options = options_of(search, budget, proposals, seed, threads, optimizer, slack)
+    wanted = Wanted(stages, micro_batches)
+    options = options_of(search, budget, proposals, seed, threads, optimizer, slack, wanted)
     given = problem(model, machine, tiny=tiny, batch=batch, costs=costs)
     report = searched(given, options)
     with progress(f"comparing on {given.machine.name}", total=len(BASELINES) + 1) as show:

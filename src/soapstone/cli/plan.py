@@ -24,11 +24,13 @@ from soapstone.cli.searching import (
     BudgetOption,
     CostsOption,
     MachineOption,
+    MicroBatchesOption,
     OptimizerOption,
     ProposalsOption,
     SearchOption,
     SeedOption,
     SlackOption,
+    StagesOption,
     ThreadsOption,
     TinyOption,
     options_of,
@@ -37,12 +39,13 @@ from soapstone.cli.searching import (
 from soapstone.cli.simulate import basis_text
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plans import Plan, write_plan
-from soapstone.report.decisions import Row, foremost, rows
+from soapstone.report.decisions import Row, foremost, pipeline_document, pipeline_text, rows
 from soapstone.report.figures import ALIKE, Figures, figures, is_alike, reasons
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.baselines.scoring import Scorer
 from soapstone.search.find import Options, Settled, settled
 from soapstone.search.mcmc import EXPERTS
+from soapstone.search.pipelines import Wanted
 from soapstone.search.report import SearchReport, StartReport
 from soapstone.sim.memory import STATES_PER_WEIGHT
 from soapstone.tasks.flat import native_tasks
@@ -71,6 +74,8 @@ def plan(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
     batch: BatchOption = None,
     optimizer: OptimizerOption = "momentum",
     slack: SlackOption = 0.0,
+    stages: StagesOption = None,
+    micro_batches: MicroBatchesOption = None,
     costs: CostsOption = "auto",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
     every_layer: Annotated[
@@ -86,11 +91,13 @@ def plan(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
 
         soapstone plan alexnet --machine p100:1x4 -o plan.json
         soapstone plan nmt --machine k80:4x4 --budget 2m --seed 1
+        soapstone plan gpt2 --machine p100:1x4 --micro-batches 8 -o plan.json
         soapstone plan train.py:make_model --machine cluster.yaml --proposals 5000 --json
     """
     if output is not None:
         check_place(output)
-    options = options_of(search, budget, proposals, seed, threads, optimizer, slack)
+    wanted = Wanted(stages, micro_batches)
+    options = options_of(search, budget, proposals, seed, threads, optimizer, slack, wanted)
     given = problem(model, machine, tiny=tiny, batch=batch, costs=costs)
     report = searched(given, options)
     with progress(f"simulating {given.graph.name}"):
@@ -188,6 +195,7 @@ def _document(found: _Found, output: Path | None) -> dict[str, Any]:
         ],
         "costs": plan.costs,
         "optimizer": plan.optimizer,
+        "pipeline": pipeline_document(plan.strategy),
         "baselines": {
             name: {
                 **figures_document(rival),
@@ -250,6 +258,8 @@ def _print_verdict(screen: Console, found: _Found) -> None:
     samples = f", {rate(samples_per_s)} ({plan.graph.sample_count} a step)" if samples_per_s else ""
     time = f"{SECONDS.short_text(plan.prediction.makespan_s)} per iteration{samples}"
     screen.print(Text(f"{plan.graph.name} on {plan.machine.name}: {time}", style="bold"))
+    if plan.strategy.pipeline is not None:
+        screen.print(Text(pipeline_text(plan.strategy)))
     for name in filter(None, ("data_parallel", found.expert)):
         screen.print(Text(_compared(found, name)))
     screen.print(_memory(found))

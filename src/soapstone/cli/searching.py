@@ -14,6 +14,7 @@ from soapstone.errors import PlanError
 from soapstone.machine.checks import did_you_mean
 from soapstone.search.find import DEFAULT_BUDGET, SEARCHES, Options, budget_seconds, find, search_named
 from soapstone.search.mcmc import Budget
+from soapstone.search.pipelines import Wanted
 from soapstone.search.report import SearchReport, StopReason
 from soapstone.sim.memory import STATES_PER_WEIGHT
 
@@ -49,6 +50,15 @@ OptimizerOption = Annotated[
     str, typer.Option("--optimizer", help=f"{', '.join(STATES_PER_WEIGHT)}: what it remembers takes memory.")
 ]
 CostsOption = Annotated[str, typer.Option("--costs", help=COSTS_HELP)]
+StagesOption = Annotated[
+    int | None, typer.Option("--stages", min=1, help="Search for a pipeline of so many stages.")
+]
+MicroBatchesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--micro-batches", min=1, help="Search for a pipeline that takes the batch in so many parts."
+    ),
+]
 SlackOption = Annotated[
     float,
     typer.Option(
@@ -65,15 +75,20 @@ def options_of(
     threads: int | None,
     optimizer: str,
     slack: float,
+    pipeline: Wanted | None = None,
 ) -> Options:
-    """The options of a search, checked before anything is done."""
+    """The options of a search, checked before anything is done. If something of a pipeline is wanted, a
+    pipeline is searched for."""
     search_named(search)
+    wanted = pipeline or Wanted()
+    if wanted != Wanted():
+        search = "pipeline"
     if optimizer not in STATES_PER_WEIGHT:
         raise PlanError(f"there is no optimizer {optimizer!r}{did_you_mean(optimizer, STATES_PER_WEIGHT)}")
     if budget is None and proposals is None:
         budget = DEFAULT_BUDGET
     seconds = None if budget is None else seconds_of(budget)
-    return Options(search, Budget(seconds, proposals), seed, threads or cores(), optimizer, slack)
+    return Options(search, Budget(seconds, proposals), seed, threads or cores(), optimizer, slack, wanted)
 
 
 def seconds_of(budget: str) -> float:

@@ -28,33 +28,25 @@ Array = NDArray[np.float64]
 def tail(graph: Graph) -> frozenset[str]:
     """The names of the nodes that do nothing but add up numbers, weighted, on the way to the loss."""
     linear: set[str] = set()  # values
+    found: list[Node] = []
     for node in graph.nodes:
         if len(node.outputs) == 1 and _reads_numbers(graph, node, linear) and _is_linear(graph, node):
             linear.update(node.outputs)
-    found: set[str] = set()  # nodes
-    for node in reversed(graph.nodes):
-        (name, *more) = node.outputs
-        leads_on = graph.consumers[name] and all(reader.name in found for reader in graph.consumers[name])
-        if not more and name in linear and (name == graph.loss or leads_on):
-            found.add(node.name)
-    return _closed(graph, found)
+            found.append(node)
+    while True:
+        names = {node.name for node in found}
+        kept = [node for node in found if _is_inside(graph, node, names)]
+        if len(kept) == len(found):
+            return frozenset(names)
+        found = kept
 
 
-def _closed(graph: Graph, found: set[str]) -> frozenset[str]:
-    """Those of the nodes that read nothing but numbers and what others of them write, and are read by none
-    else."""
-    for node in graph.nodes:
-        if node.name not in found:
-            continue
-        inner = [name for name in node.reads if graph.value(name).shape != ()]
-        if any(graph.producers[name].name not in found for name in inner):
-            found.discard(node.name)
-    for node in reversed(graph.nodes):
-        if node.name in found and node.outputs[0] != graph.loss:
-            if any(reader.name not in found for reader in graph.consumers[node.outputs[0]]):
-                found.discard(node.name)
-                return _closed(graph, found)
-    return frozenset(found)
+def _is_inside(graph: Graph, node: Node, names: set[str]) -> bool:
+    """Whether a node reads only numbers and what others of these write, and only they read it."""
+    read = [graph.producers[name].name for name in node.reads if graph.value(name).shape != ()]
+    readers = [reader.name for reader in graph.consumers[node.outputs[0]]]
+    leads_on = bool(readers) or node.outputs[0] == graph.loss
+    return leads_on and names.issuperset(read) and names.issuperset(readers)
 
 
 def terms(graph: Graph) -> Mapping[str, float]:

@@ -304,7 +304,7 @@ class Op:
         others = [f"x{i}" for i, shape in enumerate(signature.shapes) if shape is not None and i != operand]
 
         def value(x: float, c: float) -> float:
-            return scalar.evaluate(meaning, {f"x{operand}": x, **dict.fromkeys(others, c)})
+            return float(scalar.evaluate(meaning, {f"x{operand}": x, **dict.fromkeys(others, c)}))
 
         try:
             return all(

@@ -73,6 +73,8 @@ def script(plan: Plan) -> str:
 
 def styles(strategy: Strategy, device_count: int) -> tuple[Style, ...]:
     """The styles of the modules that are not split along samples."""
+    if strategy.pipeline is not None:
+        raise PlanError("the plan is a pipeline of micro-batches, which DTensor layouts cannot say.")
     ways: dict[str, Way] = {}
     objections: dict[str, str] = {}
     for block in strategy.blocks:

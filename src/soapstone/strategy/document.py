@@ -11,8 +11,8 @@
         devices: [0, 1, 2, 3]           # of the shards, in row-major order; 0, 1, 2, ... if left out
         copies: 1
 
-With a pipeline, placements are those of one micro-batch. The law is `strategy_from(document_of(s), s.graph, ...) == s`. `docs/guide/strategies-by-hand.md` is
-the user's page.
+With a pipeline, placements are those of one micro-batch. The law is
+`strategy_from(document_of(s), s.graph, ...) == s`. `docs/guide/strategies-by-hand.md` is the user's page.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def _check_node(graph: Graph, name: str, source: str) -> None:
     if name not in names:
         raise StrategyError(f"{source}: the graph has no node {name!r}{did_you_mean(name, names)}")
     if name in graph.loss_tail:
-        raise StrategyError(f"{source}: node {name!r} only adds up the loss, so it runs nowhere; leave it out.")
+        raise StrategyError(
+            f"{source}: node {name!r} only adds up the loss, so it runs nowhere; leave it out."
+        )
     if not any(name in (node.name for node in block.nodes) for block in blocks(graph)):
         raise StrategyError(
             f"{source}: node {name!r} depends on inputs alone, so each device computes the part it needs; "

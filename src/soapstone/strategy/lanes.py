@@ -34,8 +34,8 @@ def check_lanes(
     for block in trained:
         for reason in _reasons(graph, block, layouts[block.name], turns[block.name], hulls):
             raise StrategyError(
-                f"block '{block.name}' needs {reason} before it can go on, so the micro-batches cannot run one "
-                "forward, one backward; use the schedule gpipe"
+                f"block '{block.name}' needs {reason} before it can go on, so the micro-batches cannot run "
+                "one forward, one backward; use the schedule gpipe"
             )
 
 
@@ -52,9 +52,10 @@ def _reasons(
             yield "a sum over the whole batch"
     for n, node in enumerate(block.nodes):
         for i, operand in enumerate(node.operands):
-            if isinstance(operand, str) and operand in hulls and operand not in block.writes:
-                if _crosses(layout.reads(n, i), turns, hulls[operand]):
-                    yield f"'{operand}' of several micro-batches"
+            if not isinstance(operand, str) or operand not in hulls or operand in block.writes:
+                continue
+            if _crosses(layout.reads(n, i), turns, hulls[operand]):
+                yield f"'{operand}' of several micro-batches"
 
 
 def _hulls(layout: Layout, node: int, output: int, turns: Turns) -> list[Box]:

@@ -152,4 +152,3 @@ def stages(placements: Mapping[str, Placement], names: Iterable[str]) -> tuple[t
         first[0].update(devices)
         first[1].extend(own)
     return tuple(tuple(own) for _, own in found)
-

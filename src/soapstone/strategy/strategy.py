@@ -53,6 +53,11 @@ class Strategy:
             for block in self.blocks
         }
 
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches a step has."""
+        return 1 if self.pipeline is None else self.pipeline.micro_batches
+
     @cached_property
     def stages(self) -> tuple[tuple[str, ...], ...]:
         """The blocks that run in micro-batches, by stages: those that share devices are in one."""
@@ -84,9 +89,7 @@ class Strategy:
     def pipelined(self, pipeline: Pipeline) -> Strategy:
         """This strategy of one micro-batch, for all micro-batches of a pipeline."""
         placements = {
-            block.name: repeated(
-                self.graph, block, self.placements[block.name], pipeline.micro_batches
-            )
+            block.name: repeated(self.graph, block, self.placements[block.name], pipeline.micro_batches)
             for block in self.blocks
         }
         return replace(self, placements=placements, pipeline=pipeline)
@@ -96,9 +99,7 @@ class Strategy:
         if self.pipeline is None:
             return self
         placements = {
-            block.name: one_of(
-                self.graph, block, self.placements[block.name], self.pipeline.micro_batches
-            )
+            block.name: one_of(self.graph, block, self.placements[block.name], self.pipeline.micro_batches)
             for block in self.blocks
         }
         return replace(self, placements=placements, pipeline=None)

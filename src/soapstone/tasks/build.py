@@ -62,9 +62,7 @@ class _Builder:
         self.graph: Graph = strategy.graph
         self.machine, self.costs = machine, costs
         self.free = free_values(strategy.graph)
-        self.placed = [
-            placed_block(strategy, number) for number in range(len(strategy.blocks))
-        ]
+        self.placed = [placed_block(strategy, number) for number in range(len(strategy.blocks))]
         self.home = {name: p for p in self.placed for name in p.block.writes}
         self.needs_backward = {
             p.number: any(name in self.graph.differentiable for name in p.block.writes) for p in self.placed
