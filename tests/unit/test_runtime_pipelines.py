@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
+import torch
 from oracles.ranks import Ranks
 from oracles.training import Recipe, assert_same, tiny, trained_by_ranks, trained_plainly
+from safetensors.torch import load_file
 
 from soapstone.graph import Graph
-from soapstone.strategy.pipeline import Pipeline, Schedule
-from soapstone.strategy.placement import placed
+from soapstone.strategy.layout import layouts
+from soapstone.strategy.pipeline import Pipeline, Schedule, micro_dim
+from soapstone.strategy.placement import Placement, placed
 from soapstone.strategy.strategy import Strategy
 
 RECIPE = Recipe("SGD", {"lr": 0.01, "momentum": 0.9})
@@ -20,7 +25,7 @@ STEPS = 5
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    started = Ranks(2)
+    started = Ranks(4)
     yield started
     started.close()
 
@@ -48,3 +53,39 @@ def test_a_pipeline_trains_the_same(name: str, schedule: Schedule, ranks: Ranks,
     assert len(strategy.stages) == 2
     ours = trained_by_ranks(ranks, strategy, 2, captured, module, batches, RECIPE, tmp_path)
     assert_same(ours, trained_plainly(module, batches, RECIPE))
+
+
+def test_stages_that_are_split_train_the_same(ranks: Ranks, tmp_path: Path) -> None:
+    """Two stages of two devices, each block of them split along any dim; saved under the module's names and
+    loaded into plain PyTorch's."""
+    module, batches, captured = tiny("gpt2", STEPS)
+    graph, random = captured.graph, Random(5)
+    placements = {}
+    for name, placement in halves(graph).placements.items():
+        block = next(block for block in Strategy(graph, {}).blocks if block.name == name)
+        legal = [
+            found
+            for found in layouts(graph, block, 2)
+            if found.degrees.get(micro_dim(graph, block, 2) or "", 1) == 1
+        ]
+        own = placed(dict(random.choice(legal).degrees), [0, 1]) if legal else Placement((), (0, 1), 2)
+        placements[name] = replace(own, devices=tuple(2 * placement.devices[0] + d for d in own.devices))
+    strategy = Strategy(graph, placements).pipelined(Pipeline(2))
+    assert len(strategy.stages) == 2
+    kinds = {
+        kind
+        for b in strategy.blocks
+        for dim, kind in graph.kinds(b.leader).items()
+        if dim in placements[b.name].degree_of
+    }
+    assert {"parameter", "reduction"} <= kinds
+    save = tmp_path / "saved"
+    plans = tmp_path / "plans"
+    plans.mkdir()
+    ours = trained_by_ranks(ranks, strategy, 4, captured, module, batches, RECIPE, plans, save=save)
+    theirs = trained_plainly(module, batches, RECIPE)
+    assert_same(ours, theirs)
+    saved = load_file(save / "model.safetensors")
+    assert saved.keys() == theirs[1].keys() & saved.keys()
+    for name, tensor in saved.items():
+        torch.testing.assert_close(tensor, theirs[1][name], rtol=1e-9, atol=1e-10)

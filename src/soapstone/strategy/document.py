@@ -83,7 +83,8 @@ def strategy_from(document: object, graph: Graph, source: str, named: Named | No
     if chosen is not None:
         if named is None:
             raise StrategyError(f"{source}: default has no meaning here; give every block a placement.")
-        stated = completed(stated, named(chosen))
+        other = named(chosen)
+        stated, pipeline = completed(stated, other.of_one()), pipeline or other.pipeline
     stated = _with_legal_layouts(stated, source)
     if pipeline is None:
         return stated
@@ -103,7 +104,7 @@ def _pipeline_from(entry: Cursor, graph: Graph) -> Pipeline:
         )
     schedule = fields["schedule"].text() if "schedule" in fields else Schedule.ONE_F_ONE_B.value
     if schedule not in list(Schedule):
-        raise fields["schedule"].refused(f"is {schedule!r}{did_you_mean(schedule, Schedule)}")
+        raise fields["schedule"].refused(f"is {schedule!r}{did_you_mean(schedule, map(str, Schedule))}")
     return Pipeline(count, Schedule(schedule))
 
 
