@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from random import Random
 
 from soapstone import native
@@ -22,7 +23,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import SearchError, StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
-from soapstone.search.baselines.pipeline import Cutter, Shape, shapes, shifted
+from soapstone.search.baselines.pipeline import Cutter, Shape, grouped_shapes, shapes, shifted
 from soapstone.search.mcmc import Budget
 from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport, StopReason
 from soapstone.strategy.blocks import Block
@@ -31,8 +32,11 @@ from soapstone.strategy.pipeline import Schedule, repeated
 from soapstone.strategy.placement import Placement, placed
 from soapstone.strategy.strategy import Strategy
 
-SHAPES_SHARE = 0.4
-"""[choice] The part of the budget in which shapes are tried."""
+RANKING_SHARE = 0.2
+"""[choice] The part of the budget in which shapes are cut and ranked."""
+
+SHAPES_SHARE = 0.5
+"""[choice] The part of the budget after which no further shape is simulated."""
 
 ROUNDS = 3
 """[choice] How many of the fastest shapes are bettered, each with an equal part of what is left."""
@@ -64,10 +68,14 @@ def pipeline_search(  # noqa: PLR0913, a search has a parameter for each of its 
     """The fastest pipeline that is found. A KeyboardInterrupt ends the search with the best so far."""
     own = wanted or Wanted()
     cutter = Cutter(graph, machine, costs, optimizer)
-    ranked = cutter.ranked(shapes(graph, machine, own.stages, own.micro_batches))
+    search = _Search(cutter, budget or Budget(), seed, show, clock)
+    possible = chain(
+        shapes(graph, machine, own.stages, own.micro_batches),
+        grouped_shapes(graph, machine, own.stages, own.micro_batches),
+    )
+    ranked = cutter.ranked(possible, lambda: search.is_past(RANKING_SHARE))
     if not ranked:
         raise SearchError(_objection(graph, machine, own))
-    search = _Search(cutter, budget or Budget(), seed, show, clock)
     stop = StopReason.BUDGET
     try:
         search.try_shapes([shape for _, shape in ranked])
@@ -109,6 +117,10 @@ class _Search:
     def elapsed_s(self) -> float:
         return self.clock() - self.began
 
+    def is_past(self, share: float) -> bool:
+        """Whether so much of the time is used up."""
+        return self.budget.seconds is not None and self.elapsed_s > share * self.budget.seconds
+
     @property
     def best(self) -> tuple[tuple[bool, float], int, Shape, Strategy]:
         return min(self.found, key=lambda each: each[:2])
@@ -131,7 +143,7 @@ class _Search:
             merit = self.cutter.merit(strategy)
             self.starts.append(StartReport(_name(shape), merit[1], merit[1], 1, 0, StopReason.CONVERGED))
             self.keep(shape, strategy, merit)
-            if self.budget.seconds is not None and self.elapsed_s > SHAPES_SHARE * self.budget.seconds:
+            if self.is_past(SHAPES_SHARE):
                 return
 
     def better(self) -> StopReason:
@@ -141,9 +153,9 @@ class _Search:
         for turn, (merit, _, shape, strategy) in enumerate(fastest):
             left_s = None if self.budget.seconds is None else self.budget.seconds - self.elapsed_s
             until = None if left_s is None else self.clock() + left_s / (len(fastest) - turn)
-            chain = _Chain(self.cutter, strategy, shape, self.seed + turn)
-            done, accepted, stop = chain.run(self.budget.proposals, until, self.clock)
-            other = chain.strategy()
+            moves = _Chain(self.cutter, strategy, shape, self.seed + turn)
+            done, accepted, stop = moves.run(self.budget.proposals, until, self.clock)
+            other = moves.strategy()
             found = min((merit, strategy), (self.cutter.merit(other), other), key=lambda pair: pair[0])
             name = f"round of {_name(shape)}"
             self.starts.append(StartReport(name, merit[1], found[0][1], done, accepted, stop))

@@ -8,10 +8,11 @@ or cut elsewhere. Under gpipe they are waited for; under 1f1b they never come, s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from soapstone.errors import StrategyError
 from soapstone.graph import Graph
-from soapstone.ops.box import Box, Interval, intersection
+from soapstone.ops.box import Box, Interval, contains, intersection
 from soapstone.strategy.blocks import Block
 from soapstone.strategy.layout import Layout
 from soapstone.strategy.pipeline import Turns
@@ -71,9 +72,21 @@ def _hulls(layout: Layout, node: int, output: int, turns: Turns) -> list[Box]:
 
 def _crosses(reads: Sequence[Box | None], turns: Turns, hulls: Sequence[Box]) -> bool:
     """Whether a shard reads what another micro-batch than its own writes."""
+    own = {(lane, box) for lane, box in zip(turns.lanes, reads, strict=True) if box is not None}
+    if (
+        turns.count == len(hulls)
+        and _are_apart(hulls)
+        and all(contains(hulls[lane], box) for lane, box in own)
+    ):
+        return False
     return any(
-        box is not None and intersection(box, hull) is not None
-        for lane, box in set(zip(turns.lanes, reads, strict=True))
+        intersection(box, hull) is not None
+        for lane, box in own
         for other, hull in enumerate(hulls)
         if turns.count == 1 or lane != other
     )
+
+
+def _are_apart(hulls: Sequence[Box]) -> bool:
+    """Whether each of them ends before the next begins, along some axis."""
+    return any(all(a[axis].hi <= b[axis].lo for a, b in pairwise(hulls)) for axis in range(len(hulls[0])))

@@ -100,12 +100,32 @@ def layout(graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout:
     return found
 
 
+def first_shard(graph: Graph, block: Block, degrees: Mapping[str, int]) -> tuple[IterationBox, ...]:
+    """The first shard's part of every node of a block, which is as large as any other's."""
+    signature = graph.signature(block.leader)
+    found: str | tuple[tuple[IterationBox, ...], ...] | None = signature.objection(degrees)
+    if found is None:
+        part = {dim: points.part(0, degrees.get(dim, 1)) for dim, points in signature.points.items()}
+        found = _followed(graph, block, (part,))
+    if isinstance(found, str):
+        raise StrategyError(f"block '{block.name}' cannot be split by {dict(degrees)}: {found}")
+    return tuple(row[0] for row in found)
+
+
 def _layout(graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout | str:
     signature = graph.signature(block.leader)
     objection = signature.objection(degrees)
     if objection is not None:
         return objection
-    rows: list[tuple[IterationBox, ...]] = [tuple(signature.shards(degrees))]
+    rows = _followed(graph, block, tuple(signature.shards(degrees)))
+    return rows if isinstance(rows, str) else Layout(graph, block, dict(degrees), rows)
+
+
+def _followed(
+    graph: Graph, block: Block, shards: tuple[IterationBox, ...]
+) -> tuple[tuple[IterationBox, ...], ...] | str:
+    """What shards of the leader are in each node of the block, or what is in the way."""
+    rows: list[tuple[IterationBox, ...]] = [shards]
     written = _written(graph, block.leader, rows[0])
     for node, position in zip(block.followers, block.carried, strict=True):
         operand = node.operands[position]
@@ -119,7 +139,7 @@ def _layout(graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout | 
         if not _is_at_hand(inner, node, rows[-1], written):
             return f"a shard of '{node.name}' would read what another shard of the block wrote"
         written |= _written(graph, node, rows[-1])
-    return Layout(graph, block, dict(degrees), tuple(rows))
+    return tuple(rows)
 
 
 def _written(graph: Graph, node: Node, boxes: tuple[IterationBox, ...]) -> dict[str, tuple[Box, ...]]:

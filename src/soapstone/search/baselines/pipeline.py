@@ -13,7 +13,7 @@ The first shapes by that estimate are simulated, and the fastest of those that s
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -31,7 +31,7 @@ from soapstone.search.baselines.scoring import Scorer
 from soapstone.search.baselines.simple import each_block, over_samples
 from soapstone.sim.memory import STATES_PER_WEIGHT
 from soapstone.strategy.blocks import Block
-from soapstone.strategy.layout import layout
+from soapstone.strategy.layout import first_shard
 from soapstone.strategy.pipeline import Pipeline, Schedule, repeated
 from soapstone.strategy.placement import Placement
 from soapstone.strategy.strategy import Strategy
@@ -70,16 +70,32 @@ def objection(graph: Graph, machine: Machine) -> str | None:
 def shapes(
     graph: Graph, machine: Machine, stages: int | None = None, micro_batches: int | None = None
 ) -> Iterator[Shape]:
-    """The pipelines that are possible on a machine; only those with so many stages or micro-batches."""
+    """The pipelines that are possible on a machine, split along samples within stages; only those with so
+    many stages or micro-batches."""
     devices, samples = len(machine.devices), graph.sample_count or 0
     blocks = len(Strategy(graph, {}).blocks)
     for count in range(1 if stages == 1 else 2, devices + 1):
         width = devices // count
         if devices % count or count > blocks or (stages is not None and count != stages):
             continue
-        groups = [t for t in range(2, width + 1) if width % t == 0 and megatron.Groups(graph, width, t).pairs]
         for parts in _micro_batches(count) if micro_batches is None else [micro_batches]:
-            for group in [1, *groups]:
+            if samples and samples % (parts * width) == 0:
+                yield Shape(count, parts)
+
+
+def grouped_shapes(
+    graph: Graph, machine: Machine, stages: int | None = None, micro_batches: int | None = None
+) -> Iterator[Shape]:
+    """Those whose stages are split as Megatron would, and along samples between its groups."""
+    devices, samples = len(machine.devices), graph.sample_count or 0
+    for count in range(1 if stages == 1 else 2, devices + 1):
+        width = devices // count
+        if devices % count or (stages is not None and count != stages):
+            continue
+        for group in (t for t in range(2, width + 1) if width % t == 0):
+            if not megatron.Groups(graph, width, group).pairs:
+                continue
+            for parts in _micro_batches(count) if micro_batches is None else [micro_batches]:
                 if samples and samples % (parts * (width // group)) == 0:
                     yield Shape(count, parts, group)
 
@@ -116,10 +132,14 @@ class Cutter:
         """What simulates the strategies."""
         return Scorer(self.graph, self.machine, self.costs)
 
-    def ranked(self, found: Iterator[Shape]) -> list[tuple[float, Shape]]:
-        """The shapes that are possible with their estimates, the best first."""
-        estimates = []
+    def ranked(
+        self, found: Iterable[Shape], is_over: Callable[[], bool] = lambda: False
+    ) -> list[tuple[float, Shape]]:
+        """The shapes that are possible with their estimates, the best first; as many as there is time for."""
+        estimates: list[tuple[float, Shape]] = []
         for shape in found:
+            if estimates and is_over():
+                break
             try:
                 _, slowest_s = self.cuts(shape)
             except StrategyError:
@@ -151,13 +171,14 @@ class Cutter:
             for block, stage in zip(self.blocks, stage_of, strict=True)
         }
         one = Strategy(self.graph, placements)
-        return one.pipelined(Pipeline(shape.micro_batches, self._schedule(one, shape.micro_batches)))
+        return one.pipelined(Pipeline(shape.micro_batches, self._schedule(shape.micro_batches)))
 
-    def _schedule(self, one: Strategy, micro_batches: int) -> Schedule:
+    def _schedule(self, micro_batches: int) -> Schedule:
         """The order that the model allows; it is the same for all pipelines of so many micro-batches."""
         if micro_batches not in self._schedules:
+            whole = each_block(self.graph, lambda _: Placement((), (0,)))
             try:
-                one.pipelined(Pipeline(micro_batches)).checked(self.machine)
+                whole.pipelined(Pipeline(micro_batches)).checked(self.machine)
                 self._schedules[micro_batches] = Schedule.ONE_F_ONE_B
             except StrategyError:
                 self._schedules[micro_batches] = Schedule.GPIPE
@@ -183,11 +204,11 @@ class Cutter:
     def _compute_s(self, block: Block, placement: Placement, micro_batches: int) -> float:
         """Forward and backward pass of one micro-batch's shard on the slowest kind of device."""
         own = repeated(self.graph, block, placement, micro_batches)
-        key = (shape_of(self.graph, block), own.degrees)
+        key = (self._alike[block.name], own.degrees)
         if key not in self._seconds:
-            boxes = layout(self.graph, block, own.degree_of).boxes
+            boxes = first_shard(self.graph, block, own.degree_of)
             works = [
-                work_of(self.graph, node, boxes[n][0], backward=backward)
+                work_of(self.graph, node, boxes[n], backward=backward)
                 for n, node in enumerate(block.nodes)
                 for backward in (False, True)
             ]
@@ -197,9 +218,22 @@ class Cutter:
             )
         return self._seconds[key]
 
+    @cached_property
+    def _alike(self) -> Mapping[str, int]:
+        """A number for each block, the same for those that cost the same."""
+        numbers: dict[Hashable, int] = {}
+        return {b.name: numbers.setdefault(shape_of(self.graph, b), len(numbers)) for b in self.blocks}
+
     def _crossing_s(self, shape: Shape, width: int) -> Array:
         """What crosses a cut before each block takes on a link between two stages, for one micro-batch there
         and back."""
+        firsts = [stage * width for stage in range(1, shape.stages)]
+        bandwidth = min((self.machine.bandwidth(first - 1, first) for first in firsts), default=np.inf)
+        return 2 * self._crossing_bytes / (shape.micro_batches * width) / bandwidth
+
+    @cached_property
+    def _crossing_bytes(self) -> Array:
+        """What of the whole batch crosses a cut before each block."""
         number = {name: i for i, block in enumerate(self.blocks) for name in block.writes}
         last: dict[str, int] = {}
         for i, block in enumerate(self.blocks):
@@ -211,11 +245,7 @@ class Cutter:
             size_bytes = np.prod(value.shape, dtype=float) * ITEM_BYTES[value.dtype]
             change_bytes[number[name] + 1] += size_bytes
             change_bytes[reader + 1] -= size_bytes
-        crossing_bytes = np.cumsum(change_bytes)[: len(self.blocks)]
-        bandwidth = min(
-            self.machine.bandwidth(s * width - 1, s * width) for s in range(1, shape.stages) or [1]
-        )
-        return 2 * crossing_bytes / (shape.micro_batches * width) / bandwidth
+        return np.cumsum(change_bytes)[: len(self.blocks)]
 
 
 def shifted(placement: Placement, by: int) -> Placement:
@@ -228,16 +258,15 @@ def balanced(compute_s: Array, crossing_s: Array, stages: int) -> tuple[list[int
     `crossing_s[i]` is what a stage that begins with item i receives. No stage is empty."""
     count = len(compute_s)
     before = np.concatenate([[0.0], np.cumsum(compute_s)])
+    # By first item and end: how long a stage takes, which is never empty.
+    takes = np.maximum(before[None, :] - before[:-1, None], crossing_s[:, None])
+    takes[np.arange(count)[:, None] >= np.arange(count + 1)[None, :]] = np.inf
     best = np.where(np.arange(count + 1) > 0, before, np.inf)
     came = np.zeros((stages, count + 1), dtype=int)
     for stage in range(1, stages):
-        longer = np.full(count + 1, np.inf)
-        for end in range(stage + 1, count + 1):
-            start = np.arange(stage, end)
-            slowest = np.maximum(best[start], np.maximum(before[end] - before[start], crossing_s[start]))
-            at = int(np.argmin(slowest))
-            longer[end], came[stage, end] = slowest[at], start[at]
-        best = longer
+        slowest = np.maximum(best[:-1, None], takes)
+        came[stage] = slowest.argmin(axis=0)
+        best = slowest[came[stage], np.arange(count + 1)]
     starts, end = list[int](), count
     for stage in range(stages - 1, 0, -1):
         end = int(came[stage, end])
