@@ -85,6 +85,7 @@ def parallelize(  # noqa: PLR0913, one parameter for each thing a user may decid
     timeout_s: float = TIMEOUT_S,
     fuse: bool = True,
     replay: bool = True,
+    weights: str = "flush",
     wire: Wire | None = None,
 ) -> Trainer:
     """A Trainer of the model under a plan, on this rank.
@@ -94,7 +95,8 @@ def parallelize(  # noqa: PLR0913, one parameter for each thing a user may decid
     parameters become the rank's part of the weights. `loss` is what the plan's capture was told. A rank
     waits `timeout_s` for another before it gives up. `fuse=False` takes every task back by itself, for
     traces. `replay=False` runs every step on a lone GPU from Python, and records none. Under torchrun the
-    ranks find each other by themselves; `wire` is for those who have joined them already.
+    ranks find each other by themselves; `wire` is for those who have joined them already. `weights="2bw"`
+    takes gradients at the weights one update older, as PipeDream-2BW does.
     """
     found = plan if isinstance(plan, Plan) else read_plan(Path(plan))
     prefix = INNER if isinstance(model, WithLoss) else ""
@@ -109,7 +111,7 @@ def parallelize(  # noqa: PLR0913, one parameter for each thing a user may decid
     wire = wire or joined(device, timeout_s)
     with wire.telling():
         state = state_of(found.graph, named, constants_of(found.graph, model, loss))
-        options = Options(clip_norm, accumulate, seed, fuse, replay)
+        options = Options(clip_norm, accumulate, seed, fuse, replay, weights=weights)
         return Trainer(found, state, parameters, optimizer, wire, options)
 
 

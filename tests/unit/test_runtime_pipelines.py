@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 from oracles.ranks import Ranks
-from oracles.training import Recipe, assert_same, tiny, trained_by_ranks, trained_plainly
+from oracles.training import (
+    Recipe,
+    Tensors,
+    assert_same,
+    named_tensors,
+    tiny,
+    trained_by_ranks,
+    trained_plainly,
+)
 from safetensors.torch import load_file
+from torch import nn
 
 from soapstone.graph import Graph
+from soapstone.runtime.trainer import Options
 from soapstone.strategy.layout import layouts
 from soapstone.strategy.pipeline import Pipeline, Schedule, micro_dim
 from soapstone.strategy.placement import Placement, placed
@@ -89,3 +101,41 @@ def test_stages_that_are_split_train_the_same(ranks: Ranks, tmp_path: Path) -> N
     assert saved.keys() == theirs[1].keys() & saved.keys()
     for name, tensor in saved.items():
         torch.testing.assert_close(tensor, theirs[1][name], rtol=1e-9, atol=1e-10)
+
+
+def trained_with_older_gradients(
+    module: nn.Module, batches: Sequence[Any], recipe: Recipe
+) -> tuple[list[float], Tensors]:
+    """w(t + 1) = w(t) - lr * gradient at w(t - 1), in one process of plain PyTorch."""
+    model, older = deepcopy(module).train(), deepcopy(module).train()
+    optimizer = recipe.optimizer_of(model.parameters())
+    losses = []
+    for batch in batches:
+        older.zero_grad()
+        loss = older(*batch)
+        loss.backward()
+        for parameter, source in zip(model.parameters(), older.parameters(), strict=True):
+            parameter.grad = None if source.grad is None else source.grad.clone()
+        older.load_state_dict(model.state_dict())
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, named_tensors(model)
+
+
+@pytest.mark.parametrize("optimizer", [("SGD", {"lr": 0.1, "momentum": 0.9}), ("Adam", {"lr": 0.01})])
+def test_2bw_takes_gradients_at_the_weights_before_the_last_update(
+    optimizer: tuple[str, dict[str, float]], ranks: Ranks, tmp_path: Path
+) -> None:
+    """The older weights are in checkpoints: a run that goes on is the run that was not interrupted."""
+    module, batches, captured = tiny("mlp", STEPS)
+    recipe = Recipe(*optimizer, Options(weights="2bw"))
+    strategy = halves(captured.graph).pipelined(Pipeline(2))
+    theirs = trained_with_older_gradients(module, batches, recipe)
+    assert theirs[0] != trained_plainly(module, batches, recipe)[0]
+    plans, saved = tmp_path / "plans", tmp_path / "saved"
+    plans.mkdir()
+    case = (ranks, strategy, 2, captured, module)
+    assert_same(trained_by_ranks(*case, batches, recipe, plans), theirs)
+    first = trained_by_ranks(*case, batches[:3], recipe, plans, save=saved)
+    rest = trained_by_ranks(*case, batches[3:], recipe, plans, resume=saved)
+    assert_same((first[0] + rest[0], rest[1]), theirs)
