@@ -41,6 +41,7 @@ from soapstone.frontends.capture import capture
 from soapstone.frontends.zoo import ZOO
 from soapstone.graph import Graph
 from soapstone.machine import Machine, preset
+from soapstone.machine.cores import usable_cores
 from soapstone.plans import Plan, read_plan, simulation
 from soapstone.runtime.slices import check_slices, sliced
 from soapstone.runtime.wire import Wire
@@ -262,7 +263,7 @@ def one_device(name: str, case: Case, rounds: int, device: str) -> dict[str, Any
 
 def joined(rank: int, ranks: int, port: int, device: str) -> torch.device:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+    torch.set_num_threads(max(1, usable_cores() // ranks))
     dist.init_process_group("gloo")
     return torch.device(device)
 

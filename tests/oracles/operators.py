@@ -72,7 +72,8 @@ def sharded_run(
     """The operator run shard by shard on detached slices, joined by the boxes alone: outputs are
     written (added, where partial) at their boxes, gradients are added at the boxes read."""
     boxes = signature.shards(degrees)
-    shards = [Shard(signature, box, dtype="f64") for box in boxes]
+    place = next((str(o.device) for o in operands if isinstance(o, torch.Tensor)), "cpu")
+    shards = [Shard(signature, box, dtype="f64", device=place) for box in boxes]
     pieces = [[_leaf(piece) for piece in op.slices(operands, shard)] for shard in shards]
     stats = statistics(op, attrs, shards, pieces, degrees)
     parts = [

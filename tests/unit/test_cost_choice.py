@@ -17,6 +17,7 @@ from soapstone.cost.profile import Profile
 from soapstone.errors import CostError, PlanError
 from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import preset
+from soapstone.machine.cores import usable_cores
 from soapstone.plans import Plan, planned, read_plan, simulation, write_plan
 from soapstone.search.baselines import data_parallel
 
@@ -66,9 +67,8 @@ def test_kinds_without_a_profile_stay_analytic(cache: Cache) -> None:
 
 
 def test_a_profile_with_the_same_threads_and_ranks_comes_first(cache: Cache) -> None:
-    import os
 
-    threads = str(max(1, (os.cpu_count() or 1) // 2))
+    threads = str(max(1, usable_cores() // 2))
     times = measured_profile().times
     for software in (
         {"threads": threads, "ranks": "2", "best": "yes"},

@@ -107,8 +107,9 @@ def test_strategies_are_different_and_follow_from_the_seed(graph: Graph) -> None
 
 
 def test_gradients_of_the_same_ranks_are_one_sum(graph: Graph) -> None:
-    plain = simulation(data_parallel(graph, MACHINE), MACHINE, COSTS)
-    ran = as_run(graph, plain.tasks, plain.timeline)
+    strategy = data_parallel(graph, MACHINE)
+    plain = simulation(strategy, MACHINE, COSTS)
+    ran = as_run(strategy, plain.tasks, plain.timeline)
     weights = {key[:-1] for key in ran.led_by}
     sums = {t.key[:-1] for t in plain.tasks.tasks if t.kind is TaskKind.ALL_REDUCE and t.key[2] == WEIGHT}
     leaders = {key[:-1] for key in ran.led_by.values()}
@@ -124,8 +125,9 @@ def test_gradients_of_the_same_ranks_are_one_sum(graph: Graph) -> None:
 
 
 def test_without_sums_all_is_as_it_was(graph: Graph) -> None:
-    plain = simulation(single_device(graph, MACHINE), MACHINE, COSTS)
-    ran = as_run(graph, plain.tasks, plain.timeline)
+    strategy = single_device(graph, MACHINE)
+    plain = simulation(strategy, MACHINE, COSTS)
+    ran = as_run(strategy, plain.tasks, plain.timeline)
     assert ran.led_by == {}
     assert ran.tasks.tasks == plain.tasks.tasks
 

@@ -27,6 +27,7 @@ from soapstone.cost.fit import HeldOut, held_out
 from soapstone.cost.profile import Profile, flat_shape, key_of, read_profile, write_profile
 from soapstone.errors import CostError
 from soapstone.machine import resolve
+from soapstone.machine.cores import usable_cores
 from soapstone.machine.units import SECONDS
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def _measured(request: _Request, cache: Cache, wire: Wire) -> _Report:
 
     machine = resolve(request.machine) if request.machine else None
     parts = _parts(request.degrees, len(machine.devices) if machine else None)
-    threads = threads_of_a_rank(machine) if machine else max(1, (os.cpu_count() or 1) // max(parts))
+    threads = threads_of_a_rank(machine) if machine else max(1, usable_cores() // max(parts))
     device = device_at_hand(request.device, request.kind, threads, request.ranks)
     todo = _candidates(request, parts)
     known = cache.profile(device.kind, device.software)

@@ -91,7 +91,7 @@ def validate(  # noqa: PLR0913, PLR0917, a command has a parameter for each opti
 ) -> None:
     """Run strategies on this computer, one process for each device, and compare with the prediction.
 
-    Baselines, random strategies and baselines with random changes take turns. Every second strategy
+    Baselines, a found plan, random strategies and baselines with random changes take turns. Every second one
     serves to fit the few factors that nothing else tells (`docs/guide/costs.md`); the figures that count
     are those of the other half, which the fit has not seen.
 

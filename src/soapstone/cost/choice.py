@@ -9,7 +9,6 @@ machine's nodes have devices, then the one changed last.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from importlib import resources
 
@@ -22,6 +21,7 @@ from soapstone.errors import CostError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.machine.checks import did_you_mean
+from soapstone.machine.cores import usable_cores
 from soapstone.strategy.strategy import Strategy
 
 CHOICES = ("auto", "measured", "analytic")
@@ -68,7 +68,7 @@ def profile_for(kind: str, machine: Machine, cache: Cache | None = None) -> Prof
 def threads_of_a_rank(machine: Machine) -> int:
     """The threads that each of a computer's ranks has, as `soapstone train` starts them."""
     on_one = max(len(machine.devices_on(node)) for node in machine.nodes)
-    return max(1, (os.cpu_count() or 1) // on_one)
+    return max(1, usable_cores() // on_one)
 
 
 def shipped(kind: str) -> Profile | None:

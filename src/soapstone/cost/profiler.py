@@ -212,7 +212,8 @@ class _Runs:
         graph, node, box = candidate.graph, candidate.node, candidate.box
         signature = graph.signature(node)
         self.op, self.attrs = node.op, node.attrs
-        self.shard = Shard(signature, box, dtype=graph.value(node.outputs[0]).dtype)
+        dtype = graph.value(node.outputs[0]).dtype
+        self.shard = Shard(signature, box, dtype=dtype, device="cuda" if device.is_cuda else "cpu")
         self.wanted = [
             i for i, o in enumerate(node.operands) if isinstance(o, str) and o in graph.differentiable
         ]

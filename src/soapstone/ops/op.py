@@ -60,14 +60,15 @@ Capture = Callable[..., Call | None]
 class Shard:
     """The piece of a node that is being computed: what a torch function may ask about it.
 
-    `dtype` is that of the first output, which a shard that reads nothing (all of it is padding)
-    cannot see on its operands.
+    `dtype` is that of the first output and `device` is where it is computed, which a shard that reads
+    nothing (all of it is padding, or made from no operand) cannot see on its operands.
     """
 
     signature: Signature
     box: IterationBox
     seed: int = 0
     dtype: str = "f32"
+    device: str = "cpu"
 
     def start(self, dim: str) -> int:
         """The first index of this dim that the shard holds."""
@@ -292,27 +293,6 @@ class Op:
         return scalar.traced(
             self.finish, ["sum", *rest], **self._scalar_keywords(self.finish, signature, {}, attrs)
         )
-
-    def adds_up(self, signature: Signature, operand: int, attrs: Attrs) -> bool:
-        """Whether it makes of a sum of one operand the sum of what it makes of the summands: f(a + b, c) is
-        f(a, c) + f(b, c), looked at in a few points."""
-        if self.body is None or self.finish is not None or signature.summed_dims or self.body_knows_place:
-            return False
-        if operand >= self.body_arity(signature):
-            return False
-        meaning = self.body_meaning(signature, dict.fromkeys(signature.sizes, 0), attrs)
-        others = [f"x{i}" for i, shape in enumerate(signature.shapes) if shape is not None and i != operand]
-
-        def value(x: float, c: float) -> float:
-            return float(scalar.evaluate(meaning, {f"x{operand}": x, **dict.fromkeys(others, c)}))
-
-        try:
-            return all(
-                abs(value(a + b, c) - value(a, c) - value(b, c)) <= 1e-9 * (1 + abs(value(a + b, c)))
-                for a, b, c in ((0.5, 2.25, 3.0), (-1.5, 0.75, -2.0), (4.0, -8.0, 1.25))
-            )
-        except (ArithmeticError, ValueError):
-            return False
 
     def body_arity(self, signature: Signature) -> int:
         """How many operands the body takes, counted from the first."""

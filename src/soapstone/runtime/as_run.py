@@ -3,7 +3,8 @@
 The task graph has an all-reduce for each piece of a weight; the runtime puts those of the same ranks into
 buckets (`buckets`). A bucket moves the bytes of all its members with the latency of one, when the last of
 them is ready, and every update waits for its bucket. All weights are updated in one go at the end, so
-gradients live until then, beside the bucket they were copied into. All else is the same.
+gradients live until then, beside the bucket they were copied into. Sums of the loss that nobody has to wait
+for (`deferring`) take no time. All else is the same.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from dataclasses import dataclass, replace
 
 from soapstone.graph import Graph, Role
 from soapstone.runtime.buckets import FIRST_BYTES, FULL_BYTES
+from soapstone.runtime.deferring import deferred
+from soapstone.runtime.linking import placed_blocks
 from soapstone.runtime.listing import is_one_sum
 from soapstone.runtime.order import execution_order
 from soapstone.sim.reference import Timeline
+from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.placed import UPDATE, WEIGHT
 from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, TaskGraph, TaskKind
 
@@ -23,14 +27,18 @@ from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, TaskGra
 @dataclass(frozen=True)
 class AsRun:
     """The tasks with their new dependencies; `led_by` says for each member of a bucket, other than the
-    last, which task now does its work (hop by hop)."""
+    last, which task now does its work (hop by hop); `left_out` are the tasks that nobody does."""
 
     tasks: TaskGraph
     led_by: Mapping[Key, Key]
+    left_out: frozenset[Key]
 
 
-def as_run(graph: Graph, tasks: TaskGraph, timeline: Timeline) -> AsRun:
+def as_run(strategy: Strategy, tasks: TaskGraph, timeline: Timeline) -> AsRun:
     """The task graph with its gradients in buckets; members that are led take no time of their own."""
+    graph = strategy.graph
+    unsummed = deferred(graph, placed_blocks(strategy), tasks.exchanges)
+    left_out = frozenset(task.key for task in tasks.tasks if task.key[:-2] in unsummed)
     led_by: dict[Key, Key] = {}
     buckets = _buckets(graph, tasks, timeline)
     for bucket in buckets:
@@ -45,10 +53,10 @@ def as_run(graph: Graph, tasks: TaskGraph, timeline: Timeline) -> AsRun:
         after = set(task.after) | extra.get(task.key, set())
         if task.kind is TaskKind.UPDATE:
             after |= {led_by[key] for key in task.after if key in led_by}
-        duration_s = 0.0 if task.key in led_by else task.duration_s
+        duration_s = 0.0 if task.key in led_by or task.key in left_out else task.duration_s
         changed.append(replace(task, after=tuple(sorted(after)), duration_s=duration_s))
     buffers = (*_kept_to_the_end(tasks), *_copies(tasks, buckets), *_sent(tasks))
-    return AsRun(replace(tasks, tasks=tuple(changed), buffers=buffers), led_by)
+    return AsRun(replace(tasks, tasks=tuple(changed), buffers=buffers), led_by, left_out)
 
 
 def _updates(tasks: TaskGraph) -> Mapping[int, tuple[Key, ...]]:

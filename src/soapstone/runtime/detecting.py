@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.links import ALL_REDUCE, ALONE, AT_ONCE, Message
+from soapstone.machine.cores import usable_cores
 from soapstone.machine.device import KINDS, DeviceKind
 from soapstone.runtime.wire import Wire
 
@@ -38,7 +39,7 @@ STREAM_BYTES = 64 * 2**20
 
 def usual_ranks(device: str) -> int:
     """How many ranks this computer would train with: one for each GPU, or one for each of up to 8 cores."""
-    return max(1, torch.cuda.device_count()) if device == "cuda" else min(8, os.cpu_count() or 1)
+    return max(1, torch.cuda.device_count()) if device == "cuda" else min(8, usable_cores())
 
 
 def backend_name() -> str:

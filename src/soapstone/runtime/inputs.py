@@ -17,6 +17,7 @@ from soapstone.errors import TrainingError
 from soapstone.graph import Graph, Node, Role, Value
 from soapstone.ops.definitions.dtypes import torch_dtype
 from soapstone.ops.op import Shard
+from soapstone.ops.signature import IterationBox, Signature
 from soapstone.runtime.part import Part, part_shape, sample_axes
 from soapstone.runtime.rows import Rows, points_of, runs
 from soapstone.runtime.wire import Pending, Wire
@@ -116,7 +117,7 @@ class FreeValues:
         total = torch.zeros((), dtype=torch.float64, device=self.place)
         for samples in self._owned:
             box = points_of(signature, self._sums[node.name], samples, count)
-            (made,) = self._made(node, Shard(signature, box, dtype=self.graph.value(node.outputs[0]).dtype))
+            (made,) = self._made(node, self._shard(node, signature, box))
             total += made
         return total
 
@@ -171,8 +172,12 @@ class FreeValues:
 
     def _run(self, node: Node) -> None:
         signature = self.graph.signature(node)
-        shard = Shard(signature, signature.points, dtype=self.graph.value(node.outputs[0]).dtype)
+        shard = self._shard(node, signature, signature.points)
         self._tensors.update(zip(node.outputs, self._made(node, shard), strict=True))
+
+    def _shard(self, node: Node, signature: Signature, box: IterationBox) -> Shard:
+        dtype = self.graph.value(node.outputs[0]).dtype
+        return Shard(signature, box, dtype=dtype, device=str(self.place))
 
     def _made(self, node: Node, shard: Shard) -> Sequence[Tensor]:
         operands = [self._tensors[o] if isinstance(o, str) else o for o in node.operands]

@@ -63,8 +63,10 @@ class Links:
         rank: int,
         place: torch.device,
         collectives: Chosen = frozenset(),
+        deferred: frozenset[Key] = frozenset(),
     ) -> None:
         self.graph: Graph = strategy.graph
+        self.deferred = deferred
         self.tasks, self.rank, self.place, self.collectives = tasks, rank, place, collectives
         self.blocks = placed_blocks(strategy)
         self.home = {name: p for p in self.blocks for name in p.block.writes}
@@ -230,6 +232,13 @@ class Links:
             shard, copy = next(placed.on(self.rank, seam.behind[source]))
             return self.partials[(placed.number, shard, copy), number]
 
+        if key in self.deferred:  # each goes on with its own part
+            for where in own:
+                inbox = Inbox(boxes[where[1]], self._dtype(name), self.place, True)
+                inbox.connect(self.partials[where, number], inbox.box)
+                self.ports.append(inbox)
+                self.sums[where, number] = inbox
+            return
         inboxes = self._connected(key, exchange, self._dtype(name), f"{name} sums", True, outlet)
         for sink, inbox in inboxes.items():
             for where in own:
@@ -373,7 +382,8 @@ class Links:
             made = placed.block.nodes[node]
             signature = self.graph.signature(made)
             box = placed.layout.boxes[node][where[1]]
-            shard = Shard(signature, box, dtype=self.graph.value(made.outputs[0]).dtype)
+            dtype = self.graph.value(made.outputs[0]).dtype
+            shard = Shard(signature, box, dtype=dtype, device=str(self.place))
             self.node_runs[where, node] = NodeRun(made, shard)
         return self.node_runs[where, node]
 

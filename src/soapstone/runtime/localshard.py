@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -103,7 +103,7 @@ class NodeRun:
         """The outputs of this shard."""
         keywords = self.keywords
         if self.op.random:
-            fresh = Shard(self.shard.signature, self.shard.box, self.seed, self.shard.dtype)
+            fresh = replace(self.shard, seed=self.seed)
             keywords = {**keywords, "shard": fresh} if "shard" in keywords else keywords
         if self.takes_stats:
             keywords = {**keywords, "stats": stats}

@@ -87,8 +87,9 @@ class Program:
         for name, weight in self.graph.loss_terms.items():
             writer = self.links.home[name]
             first: dict[int, Where] = {}  # summand -> the copy that counts
-            for shard, copy, _ in writer.shards():
-                first.setdefault(writer.layout.summand_of(shard), (writer.number, shard, copy))
+            for place, (shard, copy, _) in enumerate(writer.shards()):
+                summand = place if self.links.deferred else writer.layout.summand_of(shard)
+                first.setdefault(summand, (writer.number, shard, copy))
             for where in self.links.local_of[writer.number]:
                 seed = Seed(self.links.made[where, name].outlet, weight)
                 self.links.made[where, name].givers.append(seed)

@@ -10,6 +10,7 @@ from torch import Tensor
 from soapstone.errors import TrainingError
 from soapstone.graph import Graph, Role
 from soapstone.runtime.collectives import USED, chosen
+from soapstone.runtime.deferring import deferred
 from soapstone.runtime.executor import Executor
 from soapstone.runtime.inputs import FreeValues
 from soapstone.runtime.linking import Links, placed_blocks
@@ -88,7 +89,8 @@ def started(  # noqa: PLR0913, all that a run is made of
     used = USED[wire.backend] if collectives is None else collectives
     summed = [p.holders for pieces in weights.pieces.values() for p in pieces if p.is_summed]
     moves, groups = chosen(tasks, used, summed)
-    links = Links(strategy, tasks, wire.rank, wire.device, moves)
+    unsummed = deferred(graph, blocks, tasks.exchanges) if fuse else frozenset()
+    links = Links(strategy, tasks, wire.rank, wire.device, moves, unsummed)
     program = Program(links, execution_order(tasks, timeline), weights, held, free, fuse=fuse)
     wire.prepare([*summed, *groups])
     return Run(strategy, weights, held, free, Executor(program, wire, seed, replays=replay))

@@ -17,6 +17,7 @@ from time import monotonic, sleep
 from typing import IO
 
 from soapstone.errors import TrainingError
+from soapstone.machine.cores import usable_cores
 
 GRACE_S = 12.0
 """[choice] How long the other ranks may take to end by themselves once one has failed: longer than rank
@@ -58,7 +59,7 @@ def _started(arguments: Sequence[str], environment: Mapping[str, str], said: IO[
 
 def _environment(count: int) -> dict[str, str]:
     """What torch.distributed and the ranks' libraries are told; what the user has set stays."""
-    threads = max(1, (os.cpu_count() or 1) // count)
+    threads = max(1, usable_cores() // count)
     chosen = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR", **ALLOCATOR}
     return {
         **{name: value for name, value in chosen.items() if name not in os.environ},

@@ -20,6 +20,7 @@ from itertools import pairwise
 
 from soapstone.graph import Graph, Node, Role
 from soapstone.ops.box import Box, Interval
+from soapstone.ops.linear import is_linear
 from soapstone.ops.signature import Affine, IterationBox, Signature
 
 
@@ -164,7 +165,8 @@ def _takes_summands(graph: Graph, block: Block, node: Node, position: int) -> bo
     others = [o for i, o in enumerate(node.operands) if i != position and isinstance(o, str)]
     if any(o in block.writes or o in graph.differentiable for o in others):
         return False
-    return node.op.adds_up(graph.signature(node), position, node.attrs)
+    signature = graph.signature(node)
+    return not signature.summed_dims and is_linear(node.op, signature, node.attrs, {position})
 
 
 def follower_box(signature: Signature, operand: int, box: Box) -> IterationBox | None:

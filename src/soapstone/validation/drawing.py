@@ -1,4 +1,5 @@
-"""Strategies to try: the baselines that apply, random ones, and baselines with some blocks changed.
+"""Strategies to try: the baselines that apply, one that a search finds, random ones, and baselines with some
+blocks changed.
 
 Random strategies alone are all alike (bad, and bound by messages); a search meets mostly neighbours of good
 ones. So of those that are drawn every second one is a baseline with a few blocks placed at random.
@@ -13,8 +14,12 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.search.baselines import applicable, baseline
+from soapstone.search.mcmc import Budget, mcmc
 from soapstone.strategy.space import Space, random_strategy
 from soapstone.strategy.strategy import Strategy
+
+PROPOSALS = 2000
+"""[choice] Of each chain of the search: a number, since all ranks have to find the same."""
 
 CHANGED_SHARE = 0.15
 """[choice] The part of its blocks that a changed baseline has placed at random, at least one."""
@@ -36,8 +41,9 @@ def drawn(graph: Graph, machine: Machine, costs: AnalyticCosts, count: int, seed
         for each in applicable(graph, machine)
         if each.name != "random"
     ]
+    best = mcmc(graph, machine, costs, budget=Budget(None, PROPOSALS), seed=seed, threads=1).strategy
     found: list[Drawn] = []
-    for each in known:
+    for each in [*known[:1], Drawn("found", best), *known[1:]]:
         _add(found, each)
     starts, attempts = list(found), 0
     while len(found) < count and attempts < 20 * count:

@@ -87,7 +87,7 @@ def parts_of(plan: Plan, costs: AnalyticCosts) -> Parts:
     """The parts of a plan's durations."""
     strategy, machine = plan.strategy, plan.machine
     plain = task_graph(strategy, machine, costs)
-    ran = as_run(strategy.graph, plain, simulate(plain))
+    ran = as_run(strategy, plain, simulate(plain))
     counted = task_graph(strategy, machine, _Counting())
     swift = task_graph(strategy, _without_latency(machine), costs)
     is_compute = np.array([task.kind in COMPUTE_KINDS for task in plain.tasks])
@@ -99,11 +99,13 @@ def parts_of(plan: Plan, costs: AnalyticCosts) -> Parts:
         wire_s[b] += wire_s[a]
         latency_s[b] = max(latency_s[b], latency_s[a])
         wire_s[a] = latency_s[a] = 0.0
+    for key in ran.left_out:
+        wire_s[plain.ids[key]] = latency_s[plain.ids[key]] = 0.0
     return Parts(
         ran.tasks,
         np.where(is_compute, full, 0.0),
         np.where(is_compute, [task.duration_s for task in counted.tasks], 0.0),
-        _messages(ran.tasks, set(ran.led_by)),
+        _messages(ran.tasks, {*ran.led_by, *ran.left_out}),
         wire_s,
         latency_s,
         _flat(ran.tasks),

@@ -105,7 +105,9 @@ def traced(plan: Plan, model: Model, wire: Wire) -> Timeline:
 
 def _trainer(plan: Plan, model: Model, wire: Wire, *, fuse: bool) -> Trainer:
     optimizer = optimizer_named(plan.optimizer, 1e-6)
-    return Trainer(plan, model.state, model.parameters, optimizer, wire, Options(fuse=fuse))
+    # Steps are launched, not replayed: the memory of a recording is not seen by the allocator's counters,
+    # and not every plan has one.
+    return Trainer(plan, model.state, model.parameters, optimizer, wire, Options(fuse=fuse, replay=False))
 
 
 def _chunks(plans: Sequence[Plan], wire: Wire) -> list[list[int]]:

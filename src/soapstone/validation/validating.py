@@ -66,7 +66,8 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     graph, machine = captured.graph, wanted.machine
     if graph.loss is None or graph.loss not in graph.differentiable:
         raise TrainingError(f"model '{graph.name}' has no loss that depends on a weight: nothing to train")
-    costs = costs_for(machine, "analytic" if wanted.costs == "measured" else wanted.costs, graph=graph)
+    # Strategies are drawn before anything is measured here: by what is known of such devices already.
+    costs = costs_for(machine, "auto" if wanted.costs == "measured" else wanted.costs, graph=graph)
     found = drawn(graph, machine, costs, wanted.strategies, wanted.seed)
     if len(found) < 2:
         raise TrainingError(f"model '{graph.name}' has no two strategies on machine '{machine.name}'")

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def drawn(shard: Shard, dims: Sequence[str], device: torch.device | None = None, stream: int = 0) -> Tensor:
     """Random bits for each point of a shard's box along these dims; streams are independent."""
-    return bits(shard.seed + stream, [shard.size(d) for d in dims], [shard.box[d] for d in dims], device)
+    place = torch.device(shard.device) if device is None else device
+    return bits(shard.seed + stream, [shard.size(d) for d in dims], [shard.box[d] for d in dims], place)
 
 
 def dropped(x: Tensor, shard: Shard, dims: Sequence[str], p: float) -> Tensor:

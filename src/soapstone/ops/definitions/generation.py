@@ -57,7 +57,7 @@ full = register(
         _full_notation,
         body=lambda *, value: value,
         torch=lambda *, value, dtype, shard: torch.full(
-            written_shape(shard), value, dtype=torch_dtype(dtype)
+            written_shape(shard), value, dtype=torch_dtype(dtype), device=shard.device
         ),
         attrs={"shape": (), "value": 0.0, "dtype": "f32"},
         aten={
@@ -92,7 +92,7 @@ full = register(
 
 def _range(shard: Shard, dim: str) -> Tensor:
     """The shard's indices of a dim."""
-    return torch.arange(shard.start(dim), shard.start(dim) + shard.length(dim))
+    return torch.arange(shard.start(dim), shard.start(dim) + shard.length(dim), device=shard.device)
 
 
 def _line_notation(shapes: Sequence[Shape | None], attrs: Attrs) -> str:

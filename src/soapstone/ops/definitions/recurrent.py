@@ -44,15 +44,17 @@ def _lstm_cell(
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    if x.is_cuda:
+        # The kernel's gradients of two biases are one tensor. Seen through two views it would become the
+        # gradient of both parameters, and what is added to one would be added to the other.
+        from_x, from_h = _gates(x, w_ih, b_ih), _gates(h, w_hh, b_hh)
+        h, c, _ = torch.ops.aten._thnn_fused_lstm_cell(from_x, from_h, c)
+        return h, c
     if h.shape[1] == c.shape[1]:  # all hidden units: torch's own, in one call
         made: tuple[Tensor, Tensor] = torch.lstm_cell(
             x, (h, c), w_ih.flatten(0, 1), w_hh.flatten(0, 1), _flat(b_ih), _flat(b_hh)
         )
         return made
-    if x.is_cuda:
-        b_ih, b_hh = _flat(b_ih), _flat(b_hh)
-        h, c, _ = torch.ops.aten._thnn_fused_lstm_cell(_gates(x, w_ih), _gates(h, w_hh), c, b_ih, b_hh)
-        return h, c
     gates = _gates(x, w_ih, b_ih) + _gates(h, w_hh, b_hh)
     entering, forgetting, candidate, leaving = gates.chunk(4, 1)
     c = forgetting.sigmoid() * c + entering.sigmoid() * candidate.tanh()

@@ -179,7 +179,7 @@ def _padded(x: Tensor | None, *, shard: Shard, value: float = 0.0) -> Tensor:
     if x is None:
         box = shard.signature.read(0, shard.box).box
         shape = [axis.length + sum(pair) for axis, pair in zip(box, pads, strict=True)]
-        return torch.full(shape, value, dtype=torch_dtype(shard.dtype))
+        return torch.full(shape, value, dtype=torch_dtype(shard.dtype), device=shard.device)
     return F.pad(x, [n for pair in reversed(pads) for n in pair], value=value)
 
 
