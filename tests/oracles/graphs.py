@@ -18,7 +18,8 @@ def graphs(draw: st.DrawFn) -> Graph:
     top = form(draw, build)
     (loss,) = build.add("sum", [top], {"dim": tuple(range(len(build.values[top].shape)))}, name="loss")
     if draw(st.booleans()):
-        (loss,) = build.add("div", [loss, 3.0], name="mean")
+        by = build.input("count", (), samples=None) if draw(st.booleans()) else 3.0
+        (loss,) = build.add("div", [loss, by], name="mean")
     return build.graph(loss=loss)
 
 
