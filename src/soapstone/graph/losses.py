@@ -43,7 +43,9 @@ def tail(graph: Graph) -> frozenset[str]:
 
 
 def _is_inside(graph: Graph, node: Node, names: set[str]) -> bool:
-    """Whether a node reads only numbers and what others of these write, and only they read it."""
+    """Whether a node reads only numbers and what others of these write, and only they need it."""
+    if node.outputs[0] in graph.updates.values():
+        return False
     read = [graph.producers[name].name for name in node.reads if graph.value(name).shape != ()]
     readers = [reader.name for reader in graph.consumers[node.outputs[0]]]
     leads_on = bool(readers) or node.outputs[0] == graph.loss
