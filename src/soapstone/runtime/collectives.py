@@ -38,8 +38,8 @@ against 484), its all_to_all about as long, its all_reduce a fifth (100 ms again
 
 
 RARE = 4
-"""[choice] Ranks that meet in fewer moves of a step than this use messages: a process group costs
-milliseconds, threads and file descriptors on every rank."""
+"""[choice] Some of the ranks that meet in fewer moves of a step than this use messages: a process group
+costs milliseconds, threads and file descriptors on every rank."""
 
 Chosen = frozenset[tuple[Key, int]]
 """Moves that are made by collectives: the key of the exchange, and the move's number in it."""

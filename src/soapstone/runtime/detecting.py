@@ -64,6 +64,17 @@ def measured_messages(wire: Wire) -> list[Message]:
     return found
 
 
+def measured_pair(wire: Wire, a: int, b: int, small_bytes: int, large_bytes: int) -> tuple[float, float]:
+    """Latency and bandwidth between two ranks, from a small and a large message; all ranks ask at once."""
+    times = []
+    for size_bytes in (small_bytes, large_bytes):
+        tensor = torch.zeros(size_bytes // 4, device=wire.device)
+        seconds, _ = _timed(wire, partial(_there_and_back, wire, tensor, a, b))
+        times.append(seconds / 2)
+    latency_s, whole_s = times
+    return latency_s, (large_bytes - small_bytes) / max(whole_s - latency_s, 1e-9)
+
+
 def _there_and_back(wire: Wire, tensor: torch.Tensor, a: int, b: int) -> None:
     if wire.rank not in (a, b):
         return

@@ -88,7 +88,8 @@ def started(  # noqa: PLR0913, all that a run is made of
     free = FreeValues(graph, state.constants, state.buffers, wire, rows_of(graph, blocks, wire.size))
     used = USED[wire.backend] if collectives is None else collectives
     summed = [p.holders for pieces in weights.pieces.values() for p in pieces if p.is_summed]
-    moves, groups = chosen(tasks, used, summed)
+    everyone = tuple(range(wire.size))  # one group for all of them is worth its price in any case
+    moves, groups = chosen(tasks, used, [*summed, everyone])
     unsummed = deferred(graph, blocks, tasks.exchanges) if fuse else frozenset()
     links = Links(strategy, tasks, wire.rank, wire.device, moves, unsummed)
     program = Program(links, execution_order(tasks, timeline), weights, held, free, fuse=fuse)

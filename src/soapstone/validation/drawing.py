@@ -7,6 +7,7 @@ ones. So of those that are drawn every second one is a baseline with a few block
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -33,8 +34,15 @@ class Drawn:
     strategy: Strategy
 
 
-def drawn(graph: Graph, machine: Machine, costs: AnalyticCosts, count: int, seed: int = 0) -> list[Drawn]:
-    """`count` different strategies (fewer if there are no more to be found)."""
+def drawn(
+    graph: Graph,
+    machine: Machine,
+    costs: AnalyticCosts,
+    count: int,
+    seed: int = 0,
+    given: Sequence[Drawn] = (),
+) -> list[Drawn]:
+    """`count` different strategies (fewer if there are no more to be found), of which some may be given."""
     random = Random(seed)
     known = [
         Drawn(each.name, baseline(each.name, graph, machine, costs, seed))
@@ -43,7 +51,7 @@ def drawn(graph: Graph, machine: Machine, costs: AnalyticCosts, count: int, seed
     ]
     best = mcmc(graph, machine, costs, budget=Budget(None, PROPOSALS), seed=seed, threads=1).strategy
     found: list[Drawn] = []
-    for each in [*known[:1], Drawn("found", best), *known[1:]]:
+    for each in [*given, *known[:1], Drawn("found", best), *known[1:]]:
         _add(found, each)
     starts, attempts = list(found), 0
     while len(found) < count and attempts < 20 * count:

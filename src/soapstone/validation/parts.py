@@ -10,6 +10,7 @@ bytes alone take and `latencies` the rest. The factors are `Calibration`'s.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from soapstone.sim.reference import simulate
 from soapstone.tasks.build import task_graph
 from soapstone.tasks.task import COMPUTE_KINDS, TaskGraph
 from soapstone.validation.calibrating import Calibration
+from soapstone.validation.crowding import crowded
 
 Floats = NDArray[np.float64]
 
@@ -83,8 +85,8 @@ class Parts:
         return tuple(device.peak_bytes for device in memory)
 
 
-def parts_of(plan: Plan, costs: AnalyticCosts) -> Parts:
-    """The parts of a plan's durations."""
+def parts_of(plan: Plan, costs: AnalyticCosts, crowding: Sequence[float] = (1.0,)) -> Parts:
+    """The parts of a plan's durations; `crowding` says what ranks take from each other."""
     strategy, machine = plan.strategy, plan.machine
     plain = task_graph(strategy, machine, costs)
     ran = as_run(strategy, plain, simulate(plain))
@@ -101,14 +103,22 @@ def parts_of(plan: Plan, costs: AnalyticCosts) -> Parts:
         wire_s[a] = latency_s[a] = 0.0
     for key in ran.left_out:
         wire_s[plain.ids[key]] = latency_s[plain.ids[key]] = 0.0
+    flat = _flat(ran.tasks)
+    seconds = crowded(
+        np.where(is_compute, full, 0.0),
+        wire_s + latency_s,
+        is_compute,
+        crowding,
+        lambda durations: native.simulate(durations, *flat)[:2],
+    )
     return Parts(
         ran.tasks,
-        np.where(is_compute, full, 0.0),
+        seconds,
         np.where(is_compute, [task.duration_s for task in counted.tasks], 0.0),
         _messages(ran.tasks, {*ran.led_by, *ran.left_out}),
         wire_s,
         latency_s,
-        _flat(ran.tasks),
+        flat,
         STATES_PER_WEIGHT[plan.optimizer],
     )
 

@@ -18,12 +18,14 @@ from soapstone.cost.measured import MeasuredCosts
 from soapstone.cost.profiler import Profiler, device_at_hand, prepare
 from soapstone.errors import TrainingError
 from soapstone.frontends.source import Source
+from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.plans import Plan, planned, simulation
 from soapstone.runtime.profiling import measured_at_once, shared_profile
 from soapstone.runtime.wire import Wire
 from soapstone.validation.calibrating import Calibration, calibrated
 from soapstone.validation.comparing import Account, Compared, Summary, accounts, summary
+from soapstone.validation.crowding import measured_crowding
 from soapstone.validation.drawing import Drawn, drawn
 from soapstone.validation.parts import parts_of
 from soapstone.validation.running import model_of, ran, traced
@@ -33,7 +35,7 @@ Show = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to validate, and how long."""
+    """What to validate, and how long. `given` makes strategies that are run beside those that are drawn."""
 
     machine: Machine
     strategies: int
@@ -42,6 +44,7 @@ class Wanted:
     costs: str
     budget_s: float
     statistic: str = "median"
+    given: Callable[[Graph], Sequence[Drawn]] = lambda _: ()
 
 
 @dataclass(frozen=True)
@@ -68,18 +71,19 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
         raise TrainingError(f"model '{graph.name}' has no loss that depends on a weight: nothing to train")
     # Strategies are drawn before anything is measured here: by what is known of such devices already.
     costs = costs_for(machine, "auto" if wanted.costs == "measured" else wanted.costs, graph=graph)
-    found = drawn(graph, machine, costs, wanted.strategies, wanted.seed)
+    found = drawn(graph, machine, costs, wanted.strategies, wanted.seed, wanted.given(graph))
     if len(found) < 2:
         raise TrainingError(f"model '{graph.name}' has no two strategies on machine '{machine.name}'")
-    told = None
+    told, crowding = None, (1.0,)
     if wanted.costs == "measured":
         costs, told = _measured(found, wanted, wire, show)
+        crowding = tuple(told["crowding"])
     plans = [_plan(each, machine, costs) for each in found]
     model = model_of(source, graph, captured.constants)
     seen = ran(plans, model, wire, wanted.steps, lambda done: show(done, "strategies run"))
     fitted_on = frozenset(range(0, len(found), 2))
     rest = [i for i in range(len(found)) if i not in fitted_on]
-    parts = [parts_of(plan, costs) for plan in plans]
+    parts = [parts_of(plan, costs, crowding) for plan in plans]
     calibration = calibrated(
         lambda tried: [parts[i].makespan_s(tried) for i in sorted(fitted_on)],
         [seen[i].step_s(wanted.statistic) for i in sorted(fitted_on)],
@@ -135,6 +139,7 @@ def _measured(
         "shards": len(todo),
         "measured": done,
         "failed": dict(profiler.failed),
+        "crowding": measured_crowding(device, wire),
         "held_out_median": None if off is None else off.median,
         "held_out_worst": None if off is None else off.worst,
     }
