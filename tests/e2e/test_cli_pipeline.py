@@ -1,10 +1,8 @@
-"""Pipelines on the command line: found or written by hand, simulated, shown, and trained with real ranks."""
+"""Pipelines on the command line: found or written by hand, simulated and shown."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ pipeline: {micro_batches: 4}
 """
 
 
-def test_a_pipeline_is_found_shown_and_trained(soapstone: Soapstone, tmp_path: Path) -> None:
+def test_a_pipeline_is_found_and_shown(soapstone: Soapstone, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     options = ("--micro-batches", 4, "--proposals", 20)
     code, out, err = soapstone("plan", *MLP, *options, "-o", plan, "--json")
@@ -38,10 +36,6 @@ def test_a_pipeline_is_found_shown_and_trained(soapstone: Soapstone, tmp_path: P
         "",
         "soapstone: the plan is a pipeline of micro-batches, which DTensor layouts cannot say.\n",
     )
-    command = [sys.executable, "-m", "soapstone", "train", str(plan), "--steps", "2", "--json"]
-    trained = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert trained.returncode == 0, trained.stderr
-    assert len(json.loads(trained.stdout)["losses"]) == 2
 
 
 def test_a_pipeline_by_hand(soapstone: Soapstone, tmp_path: Path) -> None:
