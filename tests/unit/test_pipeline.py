@@ -158,7 +158,10 @@ def test_micro_batches_on_different_devices_are_no_pipeline() -> None:
         layers(1), {"fc0": placed({"b": 2}, [0, 1]), "loss": placed({"b": 2}, [0, 0])}, pipeline=Pipeline(2)
     )
     with pytest.raises(StrategyError, match="micro-batches of block 'fc0' run on different devices"):
-        spread.of_one()
+        spread.checked(preset("p100:1x2"))
+    uncut = replace(spread, placements={"fc0": placed({"b": 3}, [0] * 3), "loss": placed({"a": 2}, [0, 0])})
+    with pytest.raises(StrategyError, match="block 'fc0' is split into 3 parts along its samples"):
+        uncut.of_one()
 
 
 # -- what brings micro-batches together -------------------------------------------------------------

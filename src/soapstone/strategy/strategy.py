@@ -122,5 +122,6 @@ class Strategy:
                         f"block '{name}' is placed on device {device}; the machine has 0 to {last}"
                     )
         assert self.layouts.keys() == set(names)
+        self.of_one()  # refuses placements that are not those of one micro-batch, repeated
         check_lanes(self.graph, self.blocks, self.layouts, self.turns)
         return self
