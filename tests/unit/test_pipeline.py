@@ -17,6 +17,7 @@ from soapstone.errors import SearchError, StrategyError
 from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import DeviceKind, preset
 from soapstone.plans import simulation
+from soapstone.runtime.order import execution_order
 from soapstone.search.baselines.pipeline import balanced
 from soapstone.search.mcmc import Budget
 from soapstone.search.pipelines import Wanted, pipeline_search
@@ -318,3 +319,16 @@ def test_the_search_finds_stages_and_is_never_slower_than_its_starts() -> None:
 def test_a_pipeline_that_cannot_be_is_refused_in_a_sentence() -> None:
     with pytest.raises(SearchError, match="no pipeline of 3 stages with 5 micro-batches for 24 samples on 4"):
         pipeline_search(layers(8), preset("p100:1x4"), AnalyticCosts(), wanted=Wanted(3, 5))
+
+
+def test_a_run_takes_micro_batches_one_forward_one_backward() -> None:
+    """The order in which ranks walk the tasks: with two stages the first is one ahead of the second."""
+    stages, count = 2, 4
+    tasks, timeline = timed(one_each(layers(stages), stages).pipelined(Pipeline(count)), stages)
+    done: dict[str, str] = {}
+    for number in execution_order(tasks, timeline):
+        task = tasks.tasks[number]
+        if task.name.startswith("fc"):
+            lane = task.name.partition("[")[2].partition("/")[0]
+            done[task.resource] = f"{done.get(task.resource, '')} {task.kind.value[0]}{lane}".strip()
+    assert done == {"node0/gpu0": "f1 f2 b1 f3 b2 f4 b3 b4", "node0/gpu1": "f1 b1 f2 b2 f3 b3 f4 b4"}
