@@ -217,6 +217,8 @@ def settled(
                 simulated, chosen, instead, fits = other, strategy, name, True
                 break
     taken = replace(report, strategy=chosen, makespan_s=simulated.timeline.makespan_s, fits=fits)
+    if chosen.pipeline is not None:
+        taken = replace(taken, lower_bound_s=None)
     document = {**taken.document(), "instead": instead}
     plan = planned(
         chosen, machine, simulated, costs, model=model, optimizer=options.optimizer, search=document
