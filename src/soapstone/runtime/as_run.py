@@ -55,7 +55,12 @@ def as_run(strategy: Strategy, tasks: TaskGraph, timeline: Timeline) -> AsRun:
             after |= {led_by[key] for key in task.after if key in led_by}
         duration_s = 0.0 if task.key in led_by or task.key in left_out else task.duration_s
         changed.append(replace(task, after=tuple(sorted(after)), duration_s=duration_s))
-    buffers = (*_kept_to_the_end(tasks), *_copies(tasks, buckets), *_sent(tasks))
+    buffers = (
+        *_kept_to_the_end(tasks),
+        *_copies(tasks, buckets),
+        *_fresh_gradients(tasks, timeline),
+        *_sent(tasks),
+    )
     return AsRun(replace(tasks, tasks=tuple(changed), buffers=buffers), led_by, left_out)
 
 
@@ -86,6 +91,18 @@ def _copies(tasks: TaskGraph, buckets: Sequence[Sequence[Key]]) -> Iterator[Buff
             for device in moves[0].devices:
                 made_by = ((*bucket[-1], 0),)
                 yield Buffer(BufferKind.WEIGHT_GRADIENT, device, size_bytes, made_by, updates[device])
+
+
+def _fresh_gradients(tasks: TaskGraph, timeline: Timeline) -> Iterator[Buffer]:
+    """What autograd holds while it adds to the gradient of a weight that is used more than once: the new
+    part and, the first time, a new sum beside the old one ([measured] three times a linear layer's weight
+    at the second use, twice from then on)."""
+    for buffer in tasks.buffers:
+        if buffer.kind is BufferKind.WEIGHT_GRADIENT:
+            makers = sorted(buffer.made_by, key=lambda key: timeline.start_s[tasks.ids[key]])
+            for number, key in enumerate(makers[1:]):
+                size_bytes = buffer.size_bytes * (2 if number == 0 else 1)
+                yield Buffer(BufferKind.WEIGHT_GRADIENT, buffer.device, size_bytes, (key,), ())
 
 
 def _sent(tasks: TaskGraph) -> Iterator[Buffer]:
