@@ -188,24 +188,33 @@ std::int32_t Draft::Leader(std::int32_t device) {
   return device;
 }
 
-// The runs, apart for each set of devices that exchange among themselves, in the order of their first.
+// The runs, apart for each micro-batch and set of devices that exchange among themselves, in the order of
+// their first.
 void Draft::FindConnected(const std::vector<Part>& parts) {
   const auto runs = static_cast<std::int32_t>(first_.size()) - 1;
+  std::int32_t lanes = 1;
+  for (std::int32_t run = 0; run < runs; ++run) lanes = std::max(lanes, parts[first_[run]].lane + 1);
+  const std::int32_t devices = machine_.device_count;
+  if (leader_.size() < static_cast<std::size_t>(lanes) * devices) {
+    leader_.resize(static_cast<std::size_t>(lanes) * devices, -1);
+    place_.resize(leader_.size(), -1);
+  }
+  const auto from = [&](std::int32_t run) { return parts[first_[run]].lane * devices + parts[first_[run]].from; };
+  const auto to = [&](std::int32_t run) { return parts[first_[run]].lane * devices + parts[first_[run]].to; };
   for (std::int32_t run = 0; run < runs; ++run) {
-    const Part& part = parts[first_[run]];
-    leader_[part.from] = part.from;
-    leader_[part.to] = part.to;
-    place_[part.from] = place_[part.to] = -1;
+    leader_[from(run)] = from(run);
+    leader_[to(run)] = to(run);
+    place_[from(run)] = place_[to(run)] = -1;
   }
   for (std::int32_t run = 0; run < runs; ++run) {
-    const std::int32_t a = Leader(parts[first_[run]].from);
-    const std::int32_t b = Leader(parts[first_[run]].to);
+    const std::int32_t a = Leader(from(run));
+    const std::int32_t b = Leader(to(run));
     leader_[std::max(a, b)] = std::min(a, b);
   }
   // Counted, then filled: place_ is first the number of the set, by leader.
   set_begin_.assign(1, 0);
   for (std::int32_t run = 0; run < runs; ++run) {
-    const std::int32_t leader = Leader(parts[first_[run]].from);
+    const std::int32_t leader = Leader(from(run));
     if (place_[leader] < 0) {
       place_[leader] = static_cast<std::int32_t>(set_begin_.size()) - 1;
       set_begin_.push_back(0);
@@ -215,7 +224,7 @@ void Draft::FindConnected(const std::vector<Part>& parts) {
   for (std::size_t set = 1; set < set_begin_.size(); ++set) set_begin_[set] += set_begin_[set - 1];
   set_runs_.resize(runs);
   for (std::int32_t run = 0; run < runs; ++run) {
-    set_runs_[set_begin_[place_[Leader(parts[first_[run]].from)]]++] = run;
+    set_runs_[set_begin_[place_[Leader(from(run))]]++] = run;
   }
   // Filling moved every begin to its end, which is the next one's begin.
   for (std::size_t set = set_begin_.size() - 1; set > 0; --set) set_begin_[set] = set_begin_[set - 1];

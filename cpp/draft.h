@@ -65,6 +65,7 @@ struct Part {
   std::int32_t source = 0;  // as the caller numbers them
   Ref taker = {Ref::kOwn, 0};
   std::int64_t volume = 0;
+  std::int32_t lane = 0;  // of the source
   std::int32_t box = BoxTable::kNone;  // its own number, once asked for
   std::int32_t sum = 0;  // which sum of sources it is part of, among those of this box between the two
 };

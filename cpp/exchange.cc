@@ -100,22 +100,28 @@ bool Adds(const std::vector<Source>& sources, const std::vector<std::pair<std::i
 
 std::vector<Move> WithCollectives(std::vector<Transfer>& transfers, const std::vector<Source>& sources,
                                   std::int32_t device_count) {
-  std::vector<std::int32_t> leader(device_count);
+  // Transfers of one micro-batch (that of their first source) are put together, and of no other.
+  std::int32_t lanes = 1;
+  for (const Source& source : sources) lanes = std::max(lanes, source.lane + 1);
+  const auto at = [&](const Transfer& transfer, std::int32_t device) {
+    return sources[transfer.sources[0].first].lane * device_count + device;
+  };
+  std::vector<std::int32_t> leader(static_cast<std::size_t>(device_count) * lanes);
   std::iota(leader.begin(), leader.end(), 0);
   const auto find = [&leader](std::int32_t device) {
     while (leader[device] != device) device = leader[device];
     return device;
   };
   for (const Transfer& transfer : transfers) {
-    const std::int32_t a = find(transfer.from);
-    const std::int32_t b = find(transfer.to);
+    const std::int32_t a = find(at(transfer, transfer.from));
+    const std::int32_t b = find(at(transfer, transfer.to));
     leader[std::max(a, b)] = std::min(a, b);
   }
   std::vector<std::int32_t> order;  // leaders, as they first appear
   std::map<std::int32_t, std::vector<const Transfer*>> groups;
   for (const Transfer& transfer : transfers) {
-    std::vector<const Transfer*>& group = groups[find(transfer.from)];
-    if (group.empty()) order.push_back(find(transfer.from));
+    std::vector<const Transfer*>& group = groups[find(at(transfer, transfer.from))];
+    if (group.empty()) order.push_back(find(at(transfer, transfer.from)));
     group.push_back(&transfer);
   }
   std::vector<Move> moves;

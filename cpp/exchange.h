@@ -22,6 +22,7 @@ struct Source {
   std::int32_t summand;
   const BoxBounds* box;
   std::span<const std::int32_t> devices;
+  std::int32_t lane = 0;  // its micro-batch
 };
 
 // A box that a device needs.

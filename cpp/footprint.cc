@@ -11,6 +11,11 @@ std::int64_t BytesOf(const Access& access) {
   return std::accumulate(access.shape.begin(), access.shape.end(), access.item_bytes, std::multiplies<>());
 }
 
+// Whether what a shard computes is there at the same time as what the first micro-batch does.
+bool IsKept(const Placement& placement, std::int32_t shard) {
+  return placement.in_flight == 0 || placement.LaneOf(shard) < placement.in_flight;
+}
+
 }  // namespace
 
 Footprint::Footprint(const Problem* problem, const BoxTables* tables, Limits limits)
@@ -57,7 +62,8 @@ const std::vector<std::int64_t>& Footprint::Bytes(const Simulator& current, std:
   std::fill(bytes_.begin(), bytes_.end(), 0);
   for (const Placement* placement : placements_) {
     for (std::size_t pc = 0; pc < placement->devices.size(); ++pc) {
-      bytes_[placement->devices[pc]] += placement->layout->kept_bytes[pc / static_cast<std::size_t>(placement->copies)];
+      const auto shard = static_cast<std::int32_t>(pc) / placement->copies;
+      if (IsKept(*placement, shard)) bytes_[placement->devices[pc]] += placement->layout->kept_bytes[shard];
     }
     CountWeights(*placement);
     CountReceived(*placement);
@@ -99,6 +105,7 @@ void Footprint::CountReceived(const Placement& placement) {
     for (std::size_t pc = 0; pc < placement.devices.size(); ++pc) {
       const std::int32_t box = port.boxes[pc / static_cast<std::size_t>(placement.copies)];
       const std::int32_t device = placement.devices[pc];
+      if (!IsKept(placement, static_cast<std::int32_t>(pc) / placement.copies)) continue;
       if (box == BoxTable::kNone || !IsNew(&held_values_[port.subject], box, device)) continue;
       if (IsAtHand(port.subject, box, device)) continue;
       bytes_[device] += tables_->values[port.subject].Volume(box) * problem_->values[port.subject].item_bytes;

@@ -359,6 +359,7 @@ std::optional<Layout> MakeLayout(const Problem& problem, BoxTables* tables, std:
   const BlockData& data = problem.blocks[block];
   Layout layout;
   layout.degrees = degrees;
+  layout.sample_dim = data.sample_dim;
   std::vector<std::vector<Points>> points;  // by node, by shard
   points.push_back(LeaderShards(data.nodes[0], degrees, &layout.summands));
   layout.parts = static_cast<std::int32_t>(points[0].size());
@@ -377,7 +378,7 @@ std::optional<Layout> MakeLayout(const Problem& problem, BoxTables* tables, std:
   for (const std::vector<Points>& row : points) layout.alike.push_back(Together(row));
   const bool sums_split =
       std::any_of(layout.summands.begin(), layout.summands.end(), [](std::int32_t s) { return s != 0; });
-  layout.is_partial = sums_split && data.nodes.size() == 1;
+  layout.is_partial = sums_split && (data.nodes.size() == 1 || data.passes_sums);
 
   // Segments: the twin of tasks/segments.py.
   std::vector<std::vector<Part>> parts(1);
@@ -419,7 +420,7 @@ std::optional<Layout> MakeLayout(const Problem& problem, BoxTables* tables, std:
       parts.back().push_back({n, 1.0});
     }
     writes_in.push_back(static_cast<std::int32_t>(parts.size()) - 1);
-    if (n == 0 && sums_split && data.nodes.size() > 1) {
+    if (n == 0 && sums_split && !layout.is_partial) {
       for (const Access& output : node.outputs) {
         SeamData seam;
         seam.segment = static_cast<std::int32_t>(parts.size()) - 1;

@@ -124,6 +124,7 @@ struct SeamData {
 
 struct Layout {
   std::vector<std::int32_t> degrees;      // by dim of the leader
+  std::int32_t sample_dim = -1;           // of the leader, as in BlockData
   std::int32_t parts = 1;
   std::int32_t segments = 1;
   bool is_partial = false;                // whether its values are partial sums to their readers

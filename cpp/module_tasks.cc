@@ -70,7 +70,7 @@ void CheckBlock(const Problem& problem, std::int32_t block) {
 }
 
 void Check(const Problem& problem, std::int32_t block, const std::vector<std::int32_t>& degrees, std::int32_t copies,
-           const std::vector<std::int32_t>& devices) {
+           const std::vector<std::int32_t>& devices, std::int32_t lanes, std::int32_t in_flight) {
   CheckBlock(problem, block);
   const std::vector<std::int64_t>& sizes = problem.blocks[block].nodes[0].sizes;
   if (degrees.size() != sizes.size()) throw std::invalid_argument("a degree is needed for each dim of the leader");
@@ -86,6 +86,10 @@ void Check(const Problem& problem, std::int32_t block, const std::vector<std::in
   }
   for (const std::int32_t device : devices) {
     if (device < 0 || device >= problem.machine.device_count) throw std::invalid_argument("there is no such device");
+  }
+  const std::int32_t dim = problem.blocks[block].sample_dim;
+  if (lanes < 1 || in_flight < 0 || (lanes > 1 && (dim < 0 || degrees[dim] % lanes != 0))) {
+    throw std::invalid_argument("a block is split along its samples into a multiple of the micro-batches");
   }
 }
 
@@ -105,11 +109,11 @@ class PlannedTasks {
 
   // False if the block cannot be split so.
   bool Place(std::int32_t block, const std::vector<std::int32_t>& degrees, std::int32_t copies,
-             std::vector<std::int32_t> devices) {
-    Check(*problem_, block, degrees, copies, devices);
+             std::vector<std::int32_t> devices, std::int32_t lanes, std::int32_t in_flight) {
+    Check(*problem_, block, degrees, copies, devices, lanes, in_flight);
     const Layout* layout = space_.Find(block, degrees);
     if (layout == nullptr) return false;
-    graph_.Place(block, Placement{layout, copies, std::move(devices)});
+    graph_.Place(block, Placement{layout, copies, std::move(devices), lanes, in_flight});
     placed_.insert(block);
     return true;
   }
@@ -134,11 +138,11 @@ class Proposals {
       : problem_(std::move(problem)), chain_(problem_.get(), seed, options) {}
 
   bool Place(std::int32_t block, const std::vector<std::int32_t>& degrees, std::int32_t copies,
-             std::vector<std::int32_t> devices) {
-    Check(*problem_, block, degrees, copies, devices);
+             std::vector<std::int32_t> devices, std::int32_t lanes, std::int32_t in_flight) {
+    Check(*problem_, block, degrees, copies, devices, lanes, in_flight);
     const Layout* layout = chain_.space()->Find(block, degrees);
     if (layout == nullptr) return false;
-    chain_.Place(block, Placement{layout, copies, std::move(devices)});
+    chain_.Place(block, Placement{layout, copies, std::move(devices), lanes, in_flight});
     placed_.insert(block);
     return true;
   }
@@ -169,13 +173,13 @@ class Proposals {
 
   // More than the threshold when the makespan exceeds it; infinity if the block cannot be split so.
   double Propose(std::int32_t block, const std::vector<std::int32_t>& degrees, std::int32_t copies,
-                 std::vector<std::int32_t> devices, double threshold_s) {
+                 std::vector<std::int32_t> devices, double threshold_s, std::int32_t lanes, std::int32_t in_flight) {
     CheckPlaced();
-    Check(*problem_, block, degrees, copies, devices);
+    Check(*problem_, block, degrees, copies, devices, lanes, in_flight);
     chain_.makespan_s();
     const Layout* layout = chain_.space()->Find(block, degrees);
     if (layout == nullptr) return Simulator::kNever;
-    proposed_.assign(1, Change{block, Placement{layout, copies, std::move(devices)}});
+    proposed_.assign(1, Change{block, Placement{layout, copies, std::move(devices), lanes, in_flight}});
     return chain_.simulator()->Propose(proposed_, threshold_s);
   }
 
@@ -347,7 +351,9 @@ void BindTasks(nb::module_& module) {
   nb::class_<BlockData>(module, "BlockData")
       .def(nb::init<>())
       .def_rw("nodes", &BlockData::nodes)
-      .def_rw("needs_backward", &BlockData::needs_backward);
+      .def_rw("needs_backward", &BlockData::needs_backward)
+      .def_rw("passes_sums", &BlockData::passes_sums)
+      .def_rw("sample_dim", &BlockData::sample_dim);
   nb::class_<ValueData>(module, "ValueData")
       .def(nb::init<>())
       .def_rw("rank", &ValueData::rank)
@@ -391,7 +397,7 @@ void BindTasks(nb::module_& module) {
              new (self) PlannedTasks(std::make_shared<const Problem>(problem));
            })
       .def("place", &PlannedTasks::Place, nb::arg("block"), nb::arg("degrees"), nb::arg("copies"),
-           nb::arg("devices"))
+           nb::arg("devices"), nb::arg("lanes") = 1, nb::arg("in_flight") = 0)
       .def("flat", &BoundFlat);
   nb::class_<Proposals>(module, "Proposals")
       .def("__init__",
@@ -404,10 +410,10 @@ void BindTasks(nb::module_& module) {
            nb::arg("problem"), nb::arg("seed") = 0, nb::arg("method") = "engine", nb::arg("uses_threshold") = true,
            nb::arg("is_structured") = false)
       .def("place", &Proposals::Place, nb::arg("block"), nb::arg("degrees"), nb::arg("copies"),
-           nb::arg("devices"))
+           nb::arg("devices"), nb::arg("lanes") = 1, nb::arg("in_flight") = 0)
       .def("makespan", &Proposals::Makespan)
       .def("propose", &Proposals::Propose, nb::arg("block"), nb::arg("degrees"), nb::arg("copies"),
-           nb::arg("devices"), nb::arg("threshold_s"))
+           nb::arg("devices"), nb::arg("threshold_s"), nb::arg("lanes") = 1, nb::arg("in_flight") = 0)
       .def("accept", &Proposals::Accept)
       .def("reject", &Proposals::Reject)
       .def("place_at_random", &Proposals::PlaceAtRandom)

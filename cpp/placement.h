@@ -18,7 +18,37 @@ struct Placement {
   const Layout* layout = nullptr;
   std::int32_t copies = 1;
   std::vector<std::int32_t> devices;  // [shard * copies + copy]
+  std::int32_t lanes = 1;             // micro-batches, which the same devices compute one after the other
+  // How many micro-batches may be ahead of their backward pass; 0 for all of them, none of which is then taken
+  // back before the last is there. The twin of src/soapstone/strategy/pipeline.py.
+  std::int32_t in_flight = 0;
+
+  // How far apart the shards are that compute the same of two micro-batches, one after the other.
+  std::int32_t LaneStep() const {
+    std::int32_t step = layout->degrees[layout->sample_dim] / lanes;
+    for (std::size_t dim = layout->sample_dim + 1; dim < layout->degrees.size(); ++dim) step *= layout->degrees[dim];
+    return step;
+  }
+
+  // The micro-batch of a shard.
+  std::int32_t LaneOf(std::int32_t shard) const { return lanes == 1 ? 0 : shard / LaneStep() % lanes; }
 };
+
+// Calls visit(place of the task, place of the one it waits for, whether it is the forward task that waits) for
+// what the order of micro-batches adds: a forward task waits for a backward task, or the other way round.
+template <typename Visit>
+void ForEachTurn(const Placement& placement, const Visit& visit) {
+  if (placement.lanes == 1) return;
+  const std::int32_t step = placement.LaneStep() * placement.copies;
+  for (std::int32_t pc = 0; pc < static_cast<std::int32_t>(placement.devices.size()); ++pc) {
+    const std::int32_t lane = placement.LaneOf(pc / placement.copies);
+    if (placement.in_flight == 0) {
+      if (lane + 1 < placement.lanes) visit(pc, pc + (placement.lanes - 1 - lane) * step, false);
+    } else if (lane >= placement.in_flight) {
+      visit(pc, pc - placement.in_flight * step, true);
+    }
+  }
+}
 
 // A block placed anew.
 struct Change {

@@ -116,6 +116,15 @@ class Builder {
         }
       }
     }
+    if (!problem_.blocks[block].needs_backward) return;
+    const std::int32_t last = layout.segments - 1;
+    ForEachTurn(placement, [&](std::int32_t pc, std::int32_t before, bool is_forward) {
+      if (is_forward) {
+        draft_.Wait(Forward(block, 0, pc), Backward(block, 0, before));
+      } else {
+        draft_.Wait(Backward(block, last, pc), Forward(block, last, before));
+      }
+    });
   }
 
   void AddSeam(std::int32_t block, const SeamData& seam, bool backward) {
@@ -125,7 +134,7 @@ class Builder {
     std::vector<Source> sources;
     for (std::int32_t i = 0; i < behind.count(); ++i) devices.push_back(DevicesOf(placement, behind[i]));
     for (std::int32_t i = 0; i < behind.count(); ++i) {
-      sources.push_back({seam.summands[i], &seam.boxes[behind[i][0]], devices[i]});
+      sources.push_back({seam.summands[i], &seam.boxes[behind[i][0]], devices[i], placement.LaneOf(behind[i][0])});
     }
     std::set<Key> wanted;
     for (std::size_t pc = 0; pc < placement.devices.size(); ++pc) {
@@ -179,7 +188,10 @@ class Builder {
       devices.push_back(DevicesOf(from, written.shards[i]));
     }
     std::vector<Source> sources;
-    for (std::size_t i = 0; i < boxes.size(); ++i) sources.push_back({written.summand[i], &boxes[i], devices[i]});
+    for (std::size_t i = 0; i < boxes.size(); ++i) {
+      const std::int32_t first = written.shards[static_cast<std::int32_t>(i)][0];
+      sources.push_back({written.summand[i], &boxes[i], devices[i], from.LaneOf(first)});
+    }
     std::map<Key, std::vector<Ref>> wanted;
     std::vector<Reading> readings;
     for (std::int32_t reader = 0; reader < blocks(); ++reader) {
@@ -212,10 +224,11 @@ class Builder {
              NextOrder(Order(kBackwardPass, blocks() - 1 - writer, kValueClass, RankOf(writer, value), 0)));
   }
 
-  static std::vector<Source> SourcesOf(const std::vector<Reading>& readings) {
+  std::vector<Source> SourcesOf(const std::vector<Reading>& readings) const {
     std::vector<Source> sources;
     for (std::size_t i = 0; i < readings.size(); ++i) {
-      sources.push_back({static_cast<std::int32_t>(i), &readings[i].box, readings[i].devices});
+      const std::int32_t lane = strategy_[readings[i].block].LaneOf(readings[i].shards[0]);
+      sources.push_back({static_cast<std::int32_t>(i), &readings[i].box, readings[i].devices, lane});
     }
     return sources;
   }

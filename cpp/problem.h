@@ -75,6 +75,8 @@ struct NodeData {
 struct BlockData {
   std::vector<NodeData> nodes;
   bool needs_backward = false;
+  bool passes_sums = false;      // whether followers take partial sums as they would take the sum
+  std::int32_t sample_dim = -1;  // the leader's dim that counts samples, if it may be split
 };
 
 struct ValueData {

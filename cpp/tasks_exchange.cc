@@ -64,6 +64,13 @@ void TaskGraph::BuildCompute(std::int32_t block) {
       }
     }
   }
+  if (has_backward) {
+    ForEachTurn(placement, [&](std::int32_t pc, std::int32_t before, bool is_forward) {
+      const Ref forward = {Ref::kOwn, is_forward ? Place(block, 0, pc) : Place(block, last, before)};
+      const Ref back = {Ref::kOwn, PassTasks(block) + (is_forward ? Place(block, 0, before) : Place(block, last, pc))};
+      is_forward ? draft_.Wait(forward, back) : draft_.Wait(back, forward);
+    });
+  }
   if (layout.seams.empty()) return;
   const bool is_spread = IsSpread(placement);
   TaskOrder forward_order = 0;
@@ -126,7 +133,7 @@ void TaskGraph::AddSeam(std::int32_t block, const SeamData& seam, bool backward,
   for (std::int32_t i = 0; i < behind.count(); ++i) AppendDevices(placement, behind[i], &devices);
   std::vector<Source> sources;
   for (std::int32_t i = 0; i < behind.count(); ++i) {
-    sources.push_back({seam.summands[i], &seam.boxes[behind[i][0]], devices[i]});
+    sources.push_back({seam.summands[i], &seam.boxes[behind[i][0]], devices[i], placement.LaneOf(behind[i][0])});
   }
   std::set<std::pair<std::int32_t, BoxBounds>> wanted;
   for (std::size_t pc = 0; pc < placement.devices.size(); ++pc) {
@@ -225,7 +232,8 @@ void TaskGraph::AddForward(std::int32_t value, const Written& written) {
               continue;
             }
             const std::int32_t giver = Nearest(machine, devices, device, turns_[device]);
-            parts_.push_back({giver, device, written.box[source], box, source, task, volume});
+            const std::int32_t lane = from.LaneOf(written.shards[source][0]);
+            parts_.push_back({giver, device, written.box[source], box, source, task, volume, lane});
           }
         });
       }
@@ -302,7 +310,8 @@ void TaskGraph::AddBackward(std::int32_t value, const Written& written) {
             continue;
           }
           const std::int32_t giver = Nearest(machine, devices, device, turns_[device]);
-          parts_.push_back({giver, device, reading.box, written.box[entry], source, task, volume});
+          const std::int32_t lane = placements_[reading.block].LaneOf(reading.shards[0]);
+          parts_.push_back({giver, device, reading.box, written.box[entry], source, task, volume, lane});
         }
       }
     });

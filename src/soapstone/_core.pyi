@@ -68,6 +68,8 @@ class NodeData:
 class BlockData:
     nodes: list[NodeData]
     needs_backward: bool
+    passes_sums: bool
+    sample_dim: int
 
 class ValueData:
     rank: int
@@ -103,7 +105,15 @@ class Problem:
 
 class PlannedTasks:
     def __init__(self, problem: Problem) -> None: ...
-    def place(self, block: int, degrees: list[int], copies: int, devices: list[int]) -> bool: ...
+    def place(
+        self,
+        block: int,
+        degrees: list[int],
+        copies: int,
+        devices: list[int],
+        lanes: int = 1,
+        in_flight: int = 0,
+    ) -> bool: ...
     def flat(
         self,
     ) -> tuple[
@@ -124,10 +134,25 @@ class Proposals:
         uses_threshold: bool = True,
         is_structured: bool = False,
     ) -> None: ...
-    def place(self, block: int, degrees: list[int], copies: int, devices: list[int]) -> bool: ...
+    def place(
+        self,
+        block: int,
+        degrees: list[int],
+        copies: int,
+        devices: list[int],
+        lanes: int = 1,
+        in_flight: int = 0,
+    ) -> bool: ...
     def makespan(self) -> float: ...
     def propose(
-        self, block: int, degrees: list[int], copies: int, devices: list[int], threshold_s: float
+        self,
+        block: int,
+        degrees: list[int],
+        copies: int,
+        devices: list[int],
+        threshold_s: float,
+        lanes: int = 1,
+        in_flight: int = 0,
     ) -> float: ...
     def accept(self) -> None: ...
     def reject(self) -> None: ...

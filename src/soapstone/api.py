@@ -31,6 +31,7 @@ from soapstone.runtime.wire import TIMEOUT_S, Wire
 from soapstone.search.find import DEFAULT_BUDGET, budget_seconds, find, settled
 from soapstone.search.find import Options as SearchOptions
 from soapstone.search.mcmc import Budget
+from soapstone.search.pipelines import Wanted
 
 
 def plan(  # noqa: PLR0913, one parameter for each thing a user may decide
@@ -47,13 +48,16 @@ def plan(  # noqa: PLR0913, one parameter for each thing a user may decide
     costs: str = "auto",
     optimizer: str = "momentum",
     slack: float = 0.0,
+    stages: int | None = None,
+    micro_batches: int | None = None,
 ) -> Plan:
     """The best way that a search finds to train the model on a machine.
 
     The model returns its loss, or `loss` is added to it, as `soapstone plan --loss` would; the example inputs
     are those of one step, all samples of it. `machine` is what `--machine` takes. `budget` is seconds or a
     text such as "5m", 30 s if nothing is said; with `proposals`, the plan depends on the seed alone, so that
-    every rank of a run finds the same. Ctrl-C ends the search with the best plan so far.
+    every rank of a run finds the same. With `stages` or `micro_batches` it is a pipeline of so many. Ctrl-C
+    ends the search with the best plan so far.
     """
     found = machine if isinstance(machine, Machine) else resolve(machine)
     name = type(model).__name__
@@ -67,7 +71,10 @@ def plan(  # noqa: PLR0913, one parameter for each thing a user may decide
     except ValueError as error:
         raise SearchError(f"the budget {error}") from None
     workers = threads or len(os.sched_getaffinity(0))
-    options = SearchOptions(search, Budget(seconds, proposals), seed, workers, optimizer, slack)
+    wanted = Wanted(stages, micro_batches)
+    if wanted != Wanted():
+        search = "pipeline"
+    options = SearchOptions(search, Budget(seconds, proposals), seed, workers, optimizer, slack, wanted)
     chosen = costs_for(found, costs, graph=graph)
     return settled(find(graph, found, chosen, options), found, chosen, "", options).plan
 
@@ -85,6 +92,7 @@ def parallelize(  # noqa: PLR0913, one parameter for each thing a user may decid
     timeout_s: float = TIMEOUT_S,
     fuse: bool = True,
     replay: bool = True,
+    weights: str = "flush",
     wire: Wire | None = None,
 ) -> Trainer:
     """A Trainer of the model under a plan, on this rank.
@@ -94,7 +102,8 @@ def parallelize(  # noqa: PLR0913, one parameter for each thing a user may decid
     parameters become the rank's part of the weights. `loss` is what the plan's capture was told. A rank
     waits `timeout_s` for another before it gives up. `fuse=False` takes every task back by itself, for
     traces. `replay=False` runs every step on a lone GPU from Python, and records none. Under torchrun the
-    ranks find each other by themselves; `wire` is for those who have joined them already.
+    ranks find each other by themselves; `wire` is for those who have joined them already. `weights="2bw"`
+    takes gradients at the weights one update older, as PipeDream-2BW does.
     """
     found = plan if isinstance(plan, Plan) else read_plan(Path(plan))
     prefix = INNER if isinstance(model, WithLoss) else ""
@@ -109,7 +118,7 @@ def parallelize(  # noqa: PLR0913, one parameter for each thing a user may decid
     wire = wire or joined(device, timeout_s)
     with wire.telling():
         state = state_of(found.graph, named, constants_of(found.graph, model, loss))
-        options = Options(clip_norm, accumulate, seed, fuse, replay)
+        options = Options(clip_norm, accumulate, seed, fuse, replay, weights=weights)
         return Trainer(found, state, parameters, optimizer, wire, options)
 
 

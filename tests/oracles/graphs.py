@@ -11,11 +11,15 @@ SIZES = st.sampled_from([2, 4, 6, 8])
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
-    """A small training graph: an input, a body of one of five forms, and a summed loss."""
+    """A small training graph: an input, a body of one of five forms, and a loss that is a sum, perhaps
+    divided."""
     build = GraphBuilder(draw(st.sampled_from(["net", "a b", 'quo"te'])))
     form = draw(st.sampled_from([_linear, _branching, _unrolled, _turned, _convolutional]))
     top = form(draw, build)
     (loss,) = build.add("sum", [top], {"dim": tuple(range(len(build.values[top].shape)))}, name="loss")
+    if draw(st.booleans()):
+        by = build.input("count", (), samples=None) if draw(st.booleans()) else 3.0
+        (loss,) = build.add("div", [loss, by], name="mean")
     return build.graph(loss=loss)
 
 

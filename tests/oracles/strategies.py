@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
+from hypothesis import reject
 from hypothesis import strategies as st
 
 from oracles.graphs import graphs
+from soapstone.errors import StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine, preset
 from soapstone.strategy.blocks import Block, blocks
+from soapstone.strategy.layout import layout
+from soapstone.strategy.pipeline import Pipeline, Schedule, repeated
 from soapstone.strategy.placement import Placement
 from soapstone.strategy.space import Space
 from soapstone.strategy.strategy import Strategy
@@ -51,6 +56,44 @@ def strategies(draw: st.DrawFn, graph: Graph, machine: Machine, most_copies: int
         for block in blocks(graph, frozenset(apart))
     }
     return Strategy(graph, placements, frozenset(apart))
+
+
+@st.composite
+def pipelined(draw: st.DrawFn, most_copies: int = 2) -> tuple[Strategy, Machine]:
+    """A strategy of micro-batches, one forward, one backward where the graph allows it, and its machine."""
+    graph, machine = draw(graphs()), preset(draw(st.sampled_from(MACHINES)))
+    count = draw(
+        st.sampled_from([n for n in (2, 4, 3, 1) if graph.sample_count and graph.sample_count % n == 0])
+    )
+    random = Random(draw(st.integers(0, 2**16)))
+    one = Strategy(
+        graph,
+        {b.name: _of_one(graph, b, len(machine.devices), random, count, most_copies) for b in blocks(graph)},
+    )
+    for schedule in (draw(st.sampled_from(Schedule)), Schedule.GPIPE):
+        try:
+            return one.pipelined(Pipeline(count, schedule)).checked(machine), machine
+        except StrategyError:
+            continue
+    return reject()
+
+
+def _of_one(
+    graph: Graph, block: Block, device_count: int, random: Random, count: int, most_copies: int
+) -> Placement:
+    """The placement of one micro-batch, of which so many are possible; on few devices, so that there are
+    stages."""
+    while True:
+        found = Space(graph, block, random.randint(1, device_count), most_copies).drawn(random)
+        first = random.randrange(device_count)
+        found = replace(found, devices=tuple((device + first) % device_count for device in found.devices))
+        try:
+            layout(graph, block, repeated(graph, block, found, count).degree_of)
+        except StrategyError:
+            if random.random() < 0.1:
+                return Placement((), (first,))
+            continue
+        return found
 
 
 def _stacked(graph: Graph, block: Block, device_count: int, random: Random) -> Placement:

@@ -88,7 +88,7 @@ def test_the_optimizer_decides_what_fits() -> None:
     assert outcome.plan.optimizer == "adam"
 
 
-@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("name", [name for name in SEARCHES if name != "pipeline"])
 def test_every_search_reports_under_its_name_and_beats_data_parallelism(name: str) -> None:
     graph = network()
     options = Options(name, Budget(None, 20), seed=3, threads=1)

@@ -26,6 +26,7 @@ from soapstone.ops.op import Shard
 from soapstone.runtime.executor import seed_of
 from soapstone.runtime.trainer import Options
 from soapstone.search.baselines import data_parallel
+from soapstone.strategy.pipeline import Pipeline, Schedule
 from soapstone.strategy.placement import Placement
 from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
@@ -184,3 +185,8 @@ def test_dropout_drops_the_same_elements_under_every_strategy(
     ours = trained_by_ranks(ranks, strategy, 4, captured, module, batches[:5], recipe, tmp_path)
     assert_same(ours, plain)
     assert len(set(plain[0])) == 5
+    blocks = Strategy(captured.graph, {}).blocks
+    halves = {b.name: Placement((), (2 * i // len(blocks),)) for i, b in enumerate(blocks)}
+    pipeline = Strategy(captured.graph, halves).pipelined(Pipeline(2 * seed, Schedule.GPIPE))
+    ours = trained_by_ranks(ranks, pipeline, 2, captured, module, batches[:5], recipe, tmp_path)
+    assert_same(ours, plain)

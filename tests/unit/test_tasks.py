@@ -81,9 +81,8 @@ def test_data_parallel_lenet_reduces_its_parameters_over_every_link() -> None:
     assert len(per_link) == 4
     # 10 weights and biases in 4 devices' rings; each device updates its copy of each.
     assert counts(tasks)["update"] == 40
-    # Nothing else moves but the one number that the loss is: its sum comes before a division.
-    others = [t for t in tasks.tasks if t.kind not in COMPUTE_KINDS and t.key[2] != WEIGHT]
-    assert [(t.kind, t.size_bytes, t.key[2]) for t in others] == [(TaskKind.ALL_REDUCE, 6, SEAM)] * 4
+    # Nothing else moves: the loss is a sum that is divided, and each device divides its part.
+    assert not [t for t in tasks.tasks if t.kind not in COMPUTE_KINDS and t.key[2] != WEIGHT]
 
 
 def test_two_spatial_halves_swap_one_row() -> None:

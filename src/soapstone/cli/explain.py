@@ -104,7 +104,7 @@ def diff(
 
 def _overview(plan: Plan) -> list[dict[str, Any]]:
     """The blocks with the most compute, and the best that could be done with each instead."""
-    strategy = plan.strategy
+    strategy, placements = plan.strategy, plan.strategy.of_one().placements
     ranked = sorted(strategy.blocks, key=lambda block: -flops(plan.graph, block))[:MOST_BLOCKS]
     resimulation = Resimulation(strategy, plan.machine, plan.cost_model)
     rows = []
@@ -115,8 +115,10 @@ def _overview(plan: Plan) -> list[dict[str, Any]]:
                 "block": block.name,
                 "scope": block.leader.scope,
                 "operator": block.leader.op_name,
-                "split": split_text(plan.graph, block, strategy.placements[block.name]),
-                "devices": list(strategy.placements[block.name].devices),
+                "split": split_text(
+                    plan.graph, block, strategy.placements[block.name], strategy.micro_batches
+                ),
+                "devices": list(placements[block.name].devices),
                 "flops": flops(plan.graph, block),
                 "makespan_s": resimulation.makespan_s,
                 "best_alternative": None if best is None else _alternative_document(best),

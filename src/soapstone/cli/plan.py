@@ -31,7 +31,7 @@ from soapstone.cli.simulate import basis_text
 from soapstone.cli.spread import spread
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plans import Plan, write_plan
-from soapstone.report.decisions import Row, foremost, rows
+from soapstone.report.decisions import Row, foremost, pipeline_document, pipeline_text, rows
 from soapstone.report.figures import ALIKE, Figures, figures, is_alike, reasons
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.find import Options, Settled, settled
@@ -71,6 +71,7 @@ def plan(
 
         soapstone plan alexnet --machine p100:1x4 -o plan.json
         soapstone plan nmt --machine k80:4x4 --budget 2m --seed 1
+        soapstone plan gpt2 --machine p100:1x4 --micro-batches 8 -o plan.json
         soapstone plan train.py:make_model --machine cluster.yaml --proposals 5000 --json
     """
     if output is not None:
@@ -158,6 +159,7 @@ def _document(found: _Found, output: Path | None) -> dict[str, Any]:
         ],
         "costs": plan.costs,
         "optimizer": plan.optimizer,
+        "pipeline": pipeline_document(plan.strategy),
         "baselines": {
             name: {
                 **figures_document(rival),
@@ -220,6 +222,8 @@ def _print_verdict(screen: Console, found: _Found) -> None:
     samples = f", {rate(samples_per_s)} ({plan.graph.sample_count} a step)" if samples_per_s else ""
     time = f"{SECONDS.short_text(plan.prediction.makespan_s)} per iteration{samples}"
     screen.print(Text(f"{plan.graph.name} on {plan.machine.name}: {time}", style="bold"))
+    if plan.strategy.pipeline is not None:
+        screen.print(Text(pipeline_text(plan.strategy)))
     for name in filter(None, ("data_parallel", found.expert)):
         screen.print(Text(_compared(found, name)))
     screen.print(_memory(found))

@@ -15,6 +15,7 @@ from soapstone.errors import PlanError
 from soapstone.machine.checks import did_you_mean
 from soapstone.search.find import DEFAULT_BUDGET, SEARCHES, Options, budget_seconds, find, search_named
 from soapstone.search.mcmc import Budget
+from soapstone.search.pipelines import Wanted
 from soapstone.search.report import SearchReport, StopReason
 from soapstone.sim.memory import STATES_PER_WEIGHT
 
@@ -59,19 +60,30 @@ class Searching:
             help="The part by which it may take longer if links are less busy then.",
         ),
     ] = 0.0
+    stages: Annotated[
+        int | None, typer.Option("--stages", min=1, help="Search for a pipeline of so many stages.")
+    ] = None
+    micro_batches: Annotated[
+        int | None,
+        typer.Option(
+            "--micro-batches", min=1, help="Search for a pipeline that takes the batch in so many parts."
+        ),
+    ] = None
 
     def options(self, default_budget: str = DEFAULT_BUDGET) -> Options:
-        """The options of the search, checked before anything is done."""
+        """The options of the search, checked before anything is done. If something of a pipeline is wanted,
+        a pipeline is searched for."""
         search_named(self.search)
+        wanted = Wanted(self.stages, self.micro_batches)
+        search = self.search if wanted == Wanted() else "pipeline"
         if self.optimizer not in STATES_PER_WEIGHT:
             hint = did_you_mean(self.optimizer, STATES_PER_WEIGHT)
             raise PlanError(f"there is no optimizer {self.optimizer!r}{hint}")
         budget = default_budget if self.budget is None and self.proposals is None else self.budget
         seconds = None if budget is None else seconds_of(budget)
         threads = self.threads or cores()
-        return Options(
-            self.search, Budget(seconds, self.proposals), self.seed, threads, self.optimizer, self.slack
-        )
+        budgeted = Budget(seconds, self.proposals)
+        return Options(search, budgeted, self.seed, threads, self.optimizer, self.slack, wanted)
 
 
 def seconds_of(budget: str) -> float:

@@ -24,6 +24,7 @@ from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plans import Plan, Simulation, planned, read_plan, simulation, write_plan, write_text
+from soapstone.report.decisions import pipeline_document, pipeline_text
 from soapstone.report.trace import trace_document
 from soapstone.search.baselines import BASELINES, baseline
 from soapstone.sim.document import tasks_document
@@ -188,6 +189,7 @@ def _document(found: _Found) -> dict[str, Any]:
         "model": plan.model,
         "machine": plan.machine.name,
         "strategy": found.strategy_name,
+        "pipeline": pipeline_document(found.plan.strategy),
         "samples": plan.graph.sample_count,
         "makespan_s": makespan_s,
         "samples_per_s": _samples_per_s(found),
@@ -238,6 +240,8 @@ def _print(found: _Found) -> None:
     screen = console()
     plan, simulated = found.plan, found.simulation
     screen.print(Text(f"{plan.graph.name} on {plan.machine.name}, strategy {found.strategy_name}"))
+    if plan.strategy.pipeline is not None:
+        screen.print(Text(pipeline_text(plan.strategy)))
     samples_per_s = _samples_per_s(found)
     samples = f", {rate(samples_per_s)} ({plan.graph.sample_count} a step)" if samples_per_s else ""
     screen.print(Text(f"{SECONDS.short_text(simulated.timeline.makespan_s)} per iteration{samples}"))

@@ -21,6 +21,7 @@ from soapstone.cli.output import check_place, console, print_json, progress
 from soapstone.cli.ranks import GpuSlices, check_not_a_rank, run_ranks
 from soapstone.cli.replan import machine_now, replanned
 from soapstone.errors import CheckpointError, SoapstoneError, TrainingError
+from soapstone.machine.checks import did_you_mean
 from soapstone.machine.units import SECONDS
 from soapstone.plans import Plan, read_plan, write_plan, write_text
 from soapstone.plans.document import document_of, plan_from
@@ -56,6 +57,7 @@ class _Request:
     timeout_s: float
     gpu_slices: int | None
     replay: bool
+    weights: str
     whole_batches: bool
     replan: bool
     machine: str | None
@@ -106,6 +108,10 @@ def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
     replay: Annotated[
         bool, typer.Option("--replay/--no-replay", help="Record a step on a lone GPU and replay it.")
     ] = True,
+    weights: Annotated[
+        str,
+        typer.Option("--weights", help="flush, or 2bw: gradients are taken at the weights one update older."),
+    ] = "flush",
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, help="Seconds a rank waits for another.")
     ] = 300.0,
@@ -138,6 +144,7 @@ def train(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
         timeout,
         gpu_slices,
         replay,
+        weights,
         whole_batches,
         replan,
         machine,
@@ -181,10 +188,15 @@ def _check(request: _Request, plan: Plan) -> None:
     """Refuse what no rank could do, before any is started."""
     from soapstone.runtime.checkpoint import latest
     from soapstone.runtime.optimizing import optimizer_named
+    from soapstone.runtime.versions import WEIGHTS
 
     optimizer_named(request.optimizer, request.lr)
     for place in filter(None, (request.export, request.trace)):
         check_place(place)
+    if request.weights not in WEIGHTS:
+        raise TrainingError(
+            f"there are no weights {request.weights!r}{did_you_mean(request.weights, WEIGHTS)}"
+        )
     if not plan.model:
         raise TrainingError(f"{request.plan}: the plan does not name its model: train it in a script")
     check_not_a_rank(request.gpu_slices)
@@ -212,6 +224,7 @@ def _arguments(request: _Request) -> list[str]:
         "--seed": request.seed,
         "--device": request.device,
         "--timeout": request.timeout_s,
+        "--weights": request.weights,
     }
     options = [f"{option}={value}" for option, value in given.items() if value is not None]
     flags = {
@@ -287,6 +300,7 @@ def _prepared(request: _Request, plan: Plan, wire: Wire) -> tuple[Trainer, Itera
         wire=wire,
         fuse=request.trace is None,
         replay=request.replay and request.trace is None,
+        weights=request.weights,
     )
     folder = request.resume
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and request.checkpoint is not None:

@@ -28,7 +28,7 @@ from math import prod
 from types import MappingProxyType
 
 from soapstone.errors import GraphError
-from soapstone.graph import samples
+from soapstone.graph import losses, samples
 from soapstone.ops import Attrs, Kind, Op, Shape, Signature, lookup
 
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
@@ -201,6 +201,16 @@ class Graph:
     def sample_dims(self) -> Mapping[str, str]:
         """The dim of each node that counts samples, for the nodes that have one."""
         return samples.sample_dims(self)
+
+    @cached_property
+    def loss_tail(self) -> frozenset[str]:
+        """The nodes that only add up the terms of the loss; nothing has to be computed for them."""
+        return losses.tail(self)
+
+    @cached_property
+    def loss_terms(self) -> Mapping[str, float]:
+        """The numbers of which the loss is the weighted sum, with their weights."""
+        return losses.terms(self)
 
     @cached_property
     def parameter_count(self) -> int:

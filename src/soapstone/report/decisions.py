@@ -91,7 +91,9 @@ class Row:
 
 
 def rows(strategy: Strategy, most_ways: int | None = None) -> tuple[Row, ...]:
-    """The decisions of a strategy, in the order of the graph; at most so many rows for each layer."""
+    """The decisions of a strategy, in the order of the graph; at most so many rows for each layer. Those of
+    a pipeline are those of one micro-batch."""
+    strategy = strategy.of_one()
     found = [row for layer in layers(strategy) for row in _layer_rows(strategy, layer, most_ways)]
     return tuple(_joined(list(alike)) for _, alike in groupby(_numbered(found), key=_fold_key))
 
@@ -257,3 +259,25 @@ def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
     for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         members = [number for _, number in run]
         yield members[0], members[-1]
+
+
+def pipeline_text(strategy: Strategy) -> str:
+    """A pipeline in words: `a pipeline of 4 stages, 8 micro-batches of 4 samples, 1f1b`."""
+    assert strategy.pipeline is not None
+    count, samples = strategy.pipeline.micro_batches, strategy.graph.sample_count or 0
+    stages = f"{len(strategy.stages)} stage{'s' if len(strategy.stages) != 1 else ''}"
+    return (
+        f"a pipeline of {stages}, {count} micro-batches of {samples // count} samples, "
+        f"{strategy.pipeline.schedule}"
+    )
+
+
+def pipeline_document(strategy: Strategy) -> dict[str, object] | None:
+    """The same as JSON has it; None for a strategy that is none."""
+    if strategy.pipeline is None:
+        return None
+    return {
+        "micro_batches": strategy.pipeline.micro_batches,
+        "schedule": strategy.pipeline.schedule.value,
+        "stages": [list(stage) for stage in strategy.stages],
+    }

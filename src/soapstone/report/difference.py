@@ -81,6 +81,11 @@ def _check(first: Plan, second: Plan) -> None:
             f"the plans are for {counts[0]} devices ({first.machine.name}) and {counts[1]} "
             f"({second.machine.name}): compare plans for equally many."
         )
+    if first.strategy.pipeline != second.strategy.pipeline:
+        raise PlanError(
+            "the plans run their batches in different micro-batches or orders, so their layers cannot be "
+            "exchanged one by one: compare plans of one pipeline, or `soapstone simulate` both."
+        )
     if first.strategy.apart != second.strategy.apart:
         apart = sorted(first.strategy.apart ^ second.strategy.apart)
         raise PlanError(
@@ -91,7 +96,7 @@ def _check(first: Plan, second: Plan) -> None:
 def _change(name: str, moved: list[Block], one: Resimulation, two: Resimulation) -> Change:
     def splits(strategy: Strategy) -> tuple[str, tuple[int, ...]]:
         placement = strategy.placements[moved[0].name]
-        return split_text(strategy.graph, moved[0], placement), placement.devices
+        return split_text(strategy.graph, moved[0], placement, strategy.micro_batches), placement.devices
 
     first_split, first_devices = splits(one.strategy)
     second_split, second_devices = splits(two.strategy)

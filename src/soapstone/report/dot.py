@@ -27,7 +27,8 @@ def graph_dot(plan: Plan) -> str:
         placement = strategy.placements[block.name]
         where = devices_text(sorted(set(placement.devices)), plan.machine)
         operators = ", ".join(dict.fromkeys(node.op_name for node in block.nodes))
-        label = f"{block.name}\n{operators}\n{split_text(plan.graph, block, placement)}\n{where}"
+        split = split_text(plan.graph, block, placement, strategy.micro_batches)
+        label = f"{block.name}\n{operators}\n{split}\n{where}"
         lines.append(f"  {quoted(block.name)} [label={quoted(label)}];")
     for block in strategy.blocks:
         read = dict.fromkeys(name for node in block.nodes for name in node.reads)

@@ -72,6 +72,8 @@ def script(plan: Plan) -> str:
 
 def expressed(strategy: Strategy, device_count: int) -> Mesh:
     """The strategy on a mesh, or an error that names the nodes that stand in the way."""
+    if strategy.pipeline is not None:
+        raise PlanError("the plan is a pipeline of micro-batches, which DTensor layouts cannot say.")
     mesh = on_mesh(strategy, device_count)
     found = list((mesh.objections or _differently_called(mesh)).items())
     if found:

@@ -13,13 +13,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from soapstone.errors import PlanError
+from soapstone.errors import PlanError, StrategyError
 from soapstone.graph import Graph, Role
 from soapstone.machine import Machine
 from soapstone.plans import Plan
 from soapstone.report.resimulation import Resimulation
 from soapstone.strategy.blocks import Block
+from soapstone.strategy.layout import layout as layout_of
 from soapstone.strategy.layout import layouts
+from soapstone.strategy.pipeline import one_of, repeated
 from soapstone.strategy.placement import Placement, placed
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.placed import BACKWARD, FORWARD, SEAM, VALUE, WEIGHT
@@ -115,7 +117,7 @@ def explained(plan: Plan, block: Block, tasks: TaskGraph) -> Explanation:
     return Explanation(
         block,
         plan.strategy.placements[block.name],
-        split_text(plan.graph, block, plan.strategy.placements[block.name]),
+        split_text(plan.graph, block, plan.strategy.placements[block.name], plan.strategy.micro_batches),
         resimulation.makespan_s,
         found,
         caused(plan.strategy, block, tasks),
@@ -123,8 +125,9 @@ def explained(plan: Plan, block: Block, tasks: TaskGraph) -> Explanation:
     )
 
 
-def split_text(graph: Graph, block: Block, placement: Placement) -> str:
-    """A placement's split in words: `sample(b) 4 × 2 copies`, `whole`."""
+def split_text(graph: Graph, block: Block, placement: Placement, micro_batches: int = 1) -> str:
+    """A placement's split in words: `sample(b) 4 × 2 copies`, `whole`; of one of its micro-batches."""
+    placement = one_of(graph, block, placement, micro_batches)
     kinds = graph.kinds(block.leader)
     texts = [f"{kinds[dim]}({dim}) {degree}" for dim, degree in placement.degrees]
     if placement.copies > 1:
@@ -135,8 +138,9 @@ def split_text(graph: Graph, block: Block, placement: Placement) -> str:
 def alternatives(resimulation: Resimulation, block: Block) -> tuple[Alternative, ...]:
     """What could have been chosen instead, the fastest first."""
     graph = resimulation.problem.graph
+    count = resimulation.strategy.micro_batches
     found = [
-        Alternative(other, split_text(graph, block, other), resimulation.otherwise_s(block, other))
+        Alternative(other, split_text(graph, block, other, count), resimulation.otherwise_s(block, other))
         for other in candidates(resimulation.strategy, block, len(resimulation.problem.machine.devices))
     ]
     return tuple(sorted(found, key=lambda each: (each.makespan_s, each.placement.devices, each.split)))
@@ -144,6 +148,8 @@ def alternatives(resimulation: Resimulation, block: Block) -> tuple[Alternative,
 
 def candidates(strategy: Strategy, block: Block, device_count: int) -> tuple[Placement, ...]:
     """Other placements of a block, each once."""
+    if strategy.pipeline is not None:
+        return _candidates_in_stage(strategy, block)
     own = strategy.placements[block.name]
     pools = [own.devices, *_neighbours(strategy, block), tuple(range(device_count))]
     found: dict[Placement, None] = {}
@@ -156,6 +162,25 @@ def candidates(strategy: Strategy, block: Block, device_count: int) -> tuple[Pla
                 found.setdefault(placed(dict(layout.degrees), devices))
     found.setdefault(Placement((), tuple(range(device_count)), device_count))
     found.pop(own, None)
+    return tuple(found)[:MOST_CANDIDATES]
+
+
+def _candidates_in_stage(strategy: Strategy, block: Block) -> tuple[Placement, ...]:
+    """Other placements of a block on the devices of its stage, in as many micro-batches."""
+    assert strategy.pipeline is not None
+    one, count = strategy.of_one(), strategy.pipeline.micro_batches
+    stage = next((stage for stage in strategy.stages if block.name in stage), (block.name,))
+    devices = sorted({device for name in stage for device in one.placements[name].devices})
+    found: dict[Placement, None] = {}
+    for parts in range(len(devices), 0, -1):
+        for layout in layouts(strategy.graph, block, parts):
+            try:
+                own = repeated(strategy.graph, block, placed(dict(layout.degrees), devices[:parts]), count)
+                layout_of(strategy.graph, block, own.degree_of)
+            except StrategyError:
+                continue
+            found.setdefault(own)
+    found.pop(strategy.placements[block.name], None)
     return tuple(found)[:MOST_CANDIDATES]
 
 

@@ -7,7 +7,6 @@ from math import inf
 
 from soapstone import native
 from soapstone.cost.analytic import AnalyticCosts
-from soapstone.errors import StrategyError
 from soapstone.machine import Machine
 from soapstone.strategy.blocks import Block
 from soapstone.strategy.placement import Placement
@@ -16,7 +15,8 @@ from soapstone.tasks.flat import FlatProblem
 
 
 class Resimulation:
-    """A strategy on a machine, and what it would take otherwise. The strategy itself stays as it is."""
+    """A strategy on a machine, and what it would take otherwise. The strategy itself stays as it is, and in
+    a pipeline what may be in flight does too."""
 
     def __init__(self, strategy: Strategy, machine: Machine, costs: AnalyticCosts) -> None:
         self.strategy = strategy.checked(machine)
@@ -26,9 +26,13 @@ class Resimulation:
         self.makespan_s = self._proposals.makespan()
 
     def otherwise_s(self, block: Block, placement: Placement) -> float:
-        """The makespan with one block placed otherwise, by a layout that it has."""
+        """The makespan with one block placed otherwise, by a layout that it has; in a pipeline, in as many
+        micro-batches."""
         number, degrees = self.problem.number[block.name], self.problem.degrees(block, placement)
-        found = self._proposals.propose(number, degrees, placement.copies, list(placement.devices), inf)
+        turns, devices = self.strategy.turns[block.name], list(placement.devices)
+        found = self._proposals.propose(
+            number, degrees, placement.copies, devices, inf, turns.count, turns.in_flight
+        )
         self._proposals.reject()
         return found
 
@@ -42,8 +46,6 @@ class Resimulation:
 
     def _place(self, names: Iterable[str], changes: Mapping[str, Placement] | None = None) -> None:
         for name in names:
-            number = self.problem.number[name]
-            block, placement = self.problem.blocks[number], (changes or self.strategy.placements)[name]
-            degrees = self.problem.degrees(block, placement)
-            if not self._proposals.place(number, degrees, placement.copies, list(placement.devices)):
-                raise StrategyError(f"block '{name}' cannot be split by {placement.degree_of}")
+            block = self.problem.blocks[self.problem.number[name]]
+            placement = (changes or self.strategy.placements)[name]
+            self.problem.place_block(self._proposals, block, placement, self.strategy.turns[name])

@@ -5,9 +5,10 @@ before what follows (a mean, a stack of the losses of all steps). Where all that
 device can go on with its own part: gradients do not depend on the sums, and the parts of the loss itself
 are added up when it is told. Nothing is sent then, and no device waits for another amid its step.
 
-The tail of a graph is what stands between such sums and the loss. It is deferred where each of its blocks
-has one shard or copy on each of the same devices, so that the parts stay apart, and its values are read
-where they were made.
+Where the end of a graph only adds up terms with weights that are numbers, the task graph has none of this
+(`graph.losses`); what is left is the rest. The tail of a graph is what stands between such sums and the
+loss. It is deferred where each of its blocks has one shard or copy on each of the same devices, so that the
+parts stay apart, and its values are read where they were made.
 """
 
 from __future__ import annotations

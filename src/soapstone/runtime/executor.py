@@ -19,7 +19,6 @@ from soapstone.runtime.buffers import Buffers
 from soapstone.runtime.collectives import post
 from soapstone.runtime.inputs import Batch
 from soapstone.runtime.part import Part
-from soapstone.runtime.ports import added
 from soapstone.runtime.program import Program
 from soapstone.runtime.recording import Recorder
 from soapstone.runtime.replay import Replay, mark
@@ -265,11 +264,11 @@ class Executor:
                     target.copy_(part)
 
     def _report(self, action: ReportLoss) -> None:
-        with torch.no_grad():
-            own = added([outlet.tensor for outlet in self.program.loss_outlets])
         total = torch.zeros(1, dtype=torch.float64, device=self.wire.device)
-        if own is not None:
-            total += own.detach() * self.program.seeds[0].scale
+        with torch.no_grad():
+            for outlet, weight in self.program.loss_outlets:
+                if outlet.tensor is not None:
+                    total += outlet.tensor.detach() * (weight * self.program.seeds[0].scale)
         self._give(action, total)
 
     # -- the end of a pass --------------------------------------------------------------------------

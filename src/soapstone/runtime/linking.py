@@ -28,8 +28,8 @@ from soapstone.runtime.ports import Arrival, Departure, Inbox, Outlet, Port
 from soapstone.runtime.seams import Statistics, StatisticsDeparture
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.exchange import Exchange, Pattern
-from soapstone.tasks.placed import BACKWARD, FORWARD, SEAM, VALUE, Placed
-from soapstone.tasks.segments import Seam, segmented
+from soapstone.tasks.placed import BACKWARD, FORWARD, SEAM, VALUE, Placed, placed_block
+from soapstone.tasks.segments import Seam
 from soapstone.tasks.task import Key, TaskGraph
 
 Where = tuple[int, int, int]
@@ -40,11 +40,7 @@ Task = tuple[Where, int]
 
 def placed_blocks(strategy: Strategy) -> list[Placed]:
     """The blocks of a strategy with all that follows from their placements."""
-    return [
-        Placed(i, len(strategy.blocks), block, layout, placement, segmented(layout, placement))
-        for i, block in enumerate(strategy.blocks)
-        for layout, placement in [(strategy.layouts[block.name], strategy.placements[block.name])]
-    ]
+    return [placed_block(strategy, number) for number in range(len(strategy.blocks))]
 
 
 @dataclass
@@ -160,15 +156,13 @@ class Links:
             (n, made.outputs.index(name)) for n, made in enumerate(writer.block.nodes) if name in made.outputs
         )
         boxes = writer.layout.writes(node, output)
-        summed = node > 0 or not writer.layout.is_partial or bool(writer.block.followers)
 
         def outlet(source: int) -> Outlet:
             wanted = exchange.sources[source]
             where = next(
                 where
                 for where in self.local_of[writer.number]
-                if boxes[where[1]] == wanted.box
-                and (summed or writer.layout.summands[where[1]] == wanted.summand)
+                if boxes[where[1]] == wanted.box and writer.layout.summand_of(where[1]) == wanted.summand
             )
             return self.made[where, name].outlet
 

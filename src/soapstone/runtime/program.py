@@ -38,17 +38,16 @@ from soapstone.tasks.placed import FORWARD
 
 
 class Seed:
-    """The gradient of the loss by itself, divided by the number of batches of one step."""
+    """The gradient of the loss by one of its terms, divided by the number of batches of one step."""
 
-    def __init__(self) -> None:
+    def __init__(self, like: Outlet, weight: float) -> None:
         self.scale = 1.0
-        self.like: Outlet | None = None
+        self.like, self.weight = like, weight
 
     def take(self) -> Tensor | None:
         """A scalar."""
-        assert self.like is not None
         assert self.like.tensor is not None
-        return torch.full_like(self.like.tensor, self.scale)
+        return torch.full_like(self.like.tensor, self.scale * self.weight)
 
 
 class Program:
@@ -82,25 +81,22 @@ class Program:
 
     # -- the loss -----------------------------------------------------------------------------------
 
-    def _loss(self) -> list[Outlet]:
-        """What this rank adds to the loss; every shard of the loss starts the backward pass."""
-        name = self.graph.loss
-        assert name is not None
-        writer = self.links.home[name]
-        node = next(n for n, made in enumerate(writer.block.nodes) if name in made.outputs)
-        summed = node > 0 or not writer.layout.is_partial or bool(writer.block.followers)
-        first: dict[int, tuple[int, int]] = {}  # summand -> the copy that counts
-        for place, (shard, copy, _) in enumerate(writer.shards()):
-            summand = 0 if summed else writer.layout.summands[shard]
-            first.setdefault(place if self.links.deferred else summand, (shard, copy))
-        for where in self.links.local:
-            if where[0] == writer.number:
-                seed = Seed()
-                seed.like = self.links.made[where, name].outlet
+    def _loss(self) -> list[tuple[Outlet, float]]:
+        """What this rank adds to the loss, weighted; every shard of a term starts the backward pass."""
+        found: list[tuple[Outlet, float]] = []
+        for name, weight in self.graph.loss_terms.items():
+            writer = self.links.home[name]
+            first: dict[int, Where] = {}  # summand -> the copy that counts
+            for place, (shard, copy, _) in enumerate(writer.shards()):
+                summand = place if self.links.deferred else writer.layout.summand_of(shard)
+                first.setdefault(summand, (writer.number, shard, copy))
+            for where in self.links.local_of[writer.number]:
+                seed = Seed(self.links.made[where, name].outlet, weight)
                 self.links.made[where, name].givers.append(seed)
                 self.seeds.append(seed)
-        counted = [(writer.number, *pair) for pair in first.values()]
-        return [self.links.made[w, name].outlet for w in counted if self.links.device_of(w) == self.rank]
+            counted = [where for where in first.values() if self.links.device_of(where) == self.rank]
+            found += [(self.links.made[where, name].outlet, weight) for where in counted]
+        return found
 
     def _releases(self) -> list[list[Port]]:
         """The ports to be emptied after each action."""
@@ -119,7 +115,7 @@ class Program:
 
     def _kept(self) -> list[Outlet]:
         """What is needed until the end of the step: the loss, and what buffers will hold."""
-        names = {self.graph.loss, *self.graph.updates.values()}
+        names = {*self.graph.loss_terms, *self.graph.updates.values()}
         return [made.outlet for (_, name), made in self.links.made.items() if name in names]
 
     # -- the order ----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -29,6 +30,7 @@ from soapstone.runtime.part import Part
 from soapstone.runtime.recording import Recorder, gathered_spans, recorded
 from soapstone.runtime.run import Run, State, started
 from soapstone.runtime.sources import Source, batches_of
+from soapstone.runtime.versions import FLUSH, TWO_BUFFERED, WEIGHTS, Versions
 from soapstone.runtime.wire import Wire
 from soapstone.sim.reference import Timeline
 from soapstone.tasks.exchange import Pattern
@@ -40,7 +42,7 @@ class Options:
     """How to train, beside the optimizer: clip gradients to this norm; the mean gradient of so many
     batches for each step; the seed of dropout; whether runs of tasks are taken back together; whether
     steps on one GPU are recorded and replayed; the collectives that are used (None: those that the backend
-    does better than messages)."""
+    does better than messages); which weights gradients are taken at (`versions`)."""
 
     clip_norm: float | None = None
     accumulate: int = 1
@@ -48,6 +50,7 @@ class Options:
     fuse: bool = True
     replay: bool = True
     collectives: tuple[Pattern, ...] | None = None
+    weights: str = FLUSH
 
 
 class Trainer:
@@ -69,6 +72,10 @@ class Trainer:
                 f" start {devices}, one for each device"
             )
         self.plan, self.wire, self.options = plan, wire, options or Options()
+        if self.options.weights not in WEIGHTS:
+            raise TrainingError(
+                f"gradients are taken at the weights of {' or '.join(WEIGHTS)}, not {self.options.weights!r}"
+            )
         self.simulated = simulated = plan.simulated()
         wire.agree(_digest(simulated.tasks), "plan")
         wire.agree(repr(self.options), "set of options")
@@ -85,6 +92,7 @@ class Trainer:
         )
         sources = {s: v.name for v in plan.graph.values.values() for s in v.sources}
         self.optimizer = localized(optimizer, parameters, sources, self.run.held)
+        self.versions = Versions(self.optimizer) if self.options.weights == TWO_BUFFERED else None
         self.steps_done = 0
 
     @property
@@ -123,7 +131,8 @@ class Trainer:
             )
         for holding in self.run.held:
             holding.parameter.grad = None
-        loss = float(self.run.executor.gradients(batches, self.steps_done))
+        with nullcontext() if self.versions is None else self.versions.older():
+            loss = float(self.run.executor.gradients(batches, self.steps_done))
         if not math.isfinite(loss):
             raise TrainingError(f"the loss is {loss} at step {self.steps_done + 1}: training stops here")
         for holding in self.run.held:
@@ -138,7 +147,8 @@ class Trainer:
     def _update(self) -> None:
         recorder = self.run.executor.recorder
         start = 0.0 if recorder is None else recorder.now()
-        self.optimizer.step()
+        with nullcontext() if self.versions is None else self.versions.updating():
+            self.optimizer.step()
         if recorder is not None:
             for number, task in enumerate(self.simulated.tasks.tasks):
                 if task.kind is TaskKind.UPDATE and task.key[-1] == self.wire.rank:

@@ -23,12 +23,13 @@ from soapstone.plans import Plan, Simulation, planned, simulation
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.exact import exact_search, is_in_space, lower_bound
 from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc
+from soapstone.search.pipelines import Wanted, pipeline_search
 from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport
 from soapstone.strategy.blocks import blocks
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import native_tasks
 
-RESORTS = ("data_parallel", "optcnn", *EXPERTS, "model_parallel")
+RESORTS = ("data_parallel", "optcnn", *EXPERTS, "pipeline", "model_parallel")
 """The baselines that are tried when what was found does not fit in memory."""
 
 
@@ -59,7 +60,8 @@ def budget_seconds(text: str) -> float:
 @dataclass(frozen=True)
 class Options:
     """How to search, and what for: `optimizer` says how much memory a weight takes, `slack` by what part the
-    strategy may take longer than the best that was found, if links are then less busy."""
+    strategy may take longer than the best that was found, if links are then less busy. `pipeline` is what is
+    decided beforehand where a pipeline is searched for."""
 
     search: str = "mcmc"
     budget: Budget = field(default_factory=Budget)
@@ -67,6 +69,7 @@ class Options:
     threads: int = 2
     optimizer: str = "momentum"
     slack: float = 0.0
+    pipeline: Wanted = field(default_factory=Wanted)
 
 
 Search = Callable[[Graph, Machine, AnalyticCosts, Options, ShowSearch | None], SearchReport]
@@ -135,8 +138,31 @@ def _exactly(
     )
 
 
+def _as_pipeline(
+    graph: Graph,
+    machine: Machine,
+    costs: AnalyticCosts,
+    options: Options,
+    show: ShowSearch | None,
+) -> SearchReport:
+    return pipeline_search(
+        graph,
+        machine,
+        costs,
+        wanted=options.pipeline,
+        budget=options.budget,
+        seed=options.seed,
+        optimizer=options.optimizer,
+        show=show,
+    )
+
+
 SEARCHES: Mapping[str, Search] = MappingProxyType(
-    {**{name: partial(_by_chains, name) for name in RULES}, "exact": _exactly}
+    {
+        **{name: partial(_by_chains, name) for name in RULES},
+        "exact": _exactly,
+        "pipeline": _as_pipeline,
+    }
 )
 """Every way to search, by name."""
 
@@ -154,7 +180,8 @@ def find(
             f"model '{graph.name}' has nothing to split: no operator of it depends on a weight; give it one"
         )
     report = search_named(options.search)(graph, machine, costs, options, show)
-    if report.lower_bound_s is None:
+    # What bounds strategies of whole batches does not bound those of micro-batches.
+    if report.lower_bound_s is None and report.strategy.pipeline is None:
         report = replace(report, lower_bound_s=lower_bound(graph, machine, costs).seconds)
     return report
 
@@ -190,6 +217,8 @@ def settled(
                 simulated, chosen, instead, fits = other, strategy, name, True
                 break
     taken = replace(report, strategy=chosen, makespan_s=simulated.timeline.makespan_s, fits=fits)
+    if chosen.pipeline is not None:
+        taken = replace(taken, lower_bound_s=None)
     document = {**taken.document(), "instead": instead}
     plan = planned(
         chosen, machine, simulated, costs, model=model, optimizer=options.optimizer, search=document

@@ -20,6 +20,7 @@ from itertools import pairwise
 
 from soapstone.graph import Graph, Node, Role
 from soapstone.ops.box import Box, Interval
+from soapstone.ops.linear import is_linear
 from soapstone.ops.signature import Affine, IterationBox, Signature
 
 
@@ -63,7 +64,7 @@ def free_values(graph: Graph) -> frozenset[str]:
 
 
 def blocks(graph: Graph, apart: frozenset[str] = frozenset()) -> tuple[Block, ...]:
-    """The graph as blocks, in the order of their leaders; free nodes belong to none.
+    """The graph as blocks, in the order of their leaders; free nodes and the loss's tail belong to none.
 
     Nodes named in `apart` lead blocks of their own.
     """
@@ -73,7 +74,7 @@ def blocks(graph: Graph, apart: frozenset[str] = frozenset()) -> tuple[Block, ..
     carried: list[list[int]] = []
     before: list[set[int]] = []  # blocks that a block depends on
     for node in graph.nodes:
-        if all(name in free for name in node.outputs):
+        if node.name in graph.loss_tail or all(name in free for name in node.outputs):
             continue
         sources = {i: home[o] for i, o in enumerate(node.operands) if isinstance(o, str) and o in home}
         needed = set(sources.values()).union(*(before[b] for b in sources.values()))
@@ -143,6 +144,29 @@ def _depend(before: list[set[int]], number: int, needed: set[int]) -> None:
     for other in before:
         if number in other:
             other |= before[number]
+
+
+def passes_sums(graph: Graph, block: Block) -> bool:
+    """Whether partial sums of the leader may go through the followers and be added in the end: so it is
+    with a loss that is divided, as a mean over labels is. Only where all that reads them is the loss."""
+    if not any(name in graph.loss_terms for name in block.writes):
+        return False
+    readers = {reader.name for name in block.writes for reader in graph.consumers[name]}
+    if readers - graph.loss_tail - {node.name for node in block.nodes}:
+        return False
+    return all(
+        _takes_summands(graph, block, node, position)
+        for node, position in zip(block.followers, block.carried, strict=True)
+    )
+
+
+def _takes_summands(graph: Graph, block: Block, node: Node, position: int) -> bool:
+    """Whether a follower adds up in what comes from the block, and nothing else of it is differentiated."""
+    others = [o for i, o in enumerate(node.operands) if i != position and isinstance(o, str)]
+    if any(o in block.writes or o in graph.differentiable for o in others):
+        return False
+    signature = graph.signature(node)
+    return not signature.summed_dims and is_linear(node.op, signature, node.attrs, {position})
 
 
 def follower_box(signature: Signature, operand: int, box: Box) -> IterationBox | None:

@@ -2,14 +2,17 @@
 
     default: data_parallel              # files written by hand: what the blocks not named below do
     apart: [relu1]                      # nodes that lead blocks of their own
+    pipeline:                           # if the batch runs in micro-batches
+      micro_batches: 4
+      schedule: 1f1b                    # or gpipe; 1f1b if left out
     placements:
       fc1:                              # a block, by its leader; or any node, which then stands apart
         degrees: {b: 2, o: 2}           # parts along each dim that is split
         devices: [0, 1, 2, 3]           # of the shards, in row-major order; 0, 1, 2, ... if left out
         copies: 1
 
-The law is `strategy_from(document_of(s), s.graph, ...) == s`. `docs/guide/strategies-by-hand.md` is
-the user's page.
+With a pipeline, placements are those of one micro-batch. The law is
+`strategy_from(document_of(s), s.graph, ...) == s`. `docs/guide/strategies-by-hand.md` is the user's page.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from soapstone.machine.cursor import Cursor
 from soapstone.ops.box import Interval
 from soapstone.strategy.blocks import blocks
 from soapstone.strategy.layout import layout
+from soapstone.strategy.pipeline import Pipeline, Schedule
 from soapstone.strategy.placement import Placement
 from soapstone.strategy.strategy import Strategy
 
@@ -40,17 +44,23 @@ Named = Callable[[str], Strategy]
 
 def document_of(strategy: Strategy) -> dict[str, object]:
     """The strategy as nested mappings and lists."""
+    pipeline = strategy.pipeline
     return {
         "apart": sorted(strategy.apart),
+        **({} if pipeline is None else {"pipeline": _pipeline_document(pipeline)}),
         "placements": {
             name: {
                 "degrees": dict(placement.degrees),
                 "devices": list(placement.devices),
                 "copies": placement.copies,
             }
-            for name, placement in strategy.placements.items()
+            for name, placement in strategy.of_one().placements.items()
         },
     }
+
+
+def _pipeline_document(pipeline: Pipeline) -> dict[str, object]:
+    return {"micro_batches": pipeline.micro_batches, "schedule": pipeline.schedule.value}
 
 
 def strategy_from(document: object, graph: Graph, source: str, named: Named | None = None) -> Strategy:
@@ -59,27 +69,53 @@ def strategy_from(document: object, graph: Graph, source: str, named: Named | No
     `named` finds what `default` names; without it every block must have its placement.
     """
     try:
-        fields = Cursor(document, source).fields(optional=("default", "apart", "placements"))
+        fields = Cursor(document, source).fields(optional=("default", "apart", "pipeline", "placements"))
         apart = [item.text() for item in fields["apart"].items()] if "apart" in fields else []
         entries = fields["placements"].entries() if "placements" in fields else {}
         for name in [*apart, *entries]:
             _check_node(graph, name, source)
         placements = {name: _placement_from(entry, graph, name) for name, entry in entries.items()}
         chosen = fields["default"].text() if "default" in fields else None
+        pipeline = _pipeline_from(fields["pipeline"], graph) if "pipeline" in fields else None
     except MachineError as error:  # a cursor's sentence about a place of the document
         raise StrategyError(str(error)) from None
     stated = _with_leaders(Strategy(graph, placements, frozenset(apart)))
     if chosen is not None:
         if named is None:
             raise StrategyError(f"{source}: default has no meaning here; give every block a placement.")
-        stated = completed(stated, named(chosen))
-    return _with_legal_layouts(stated, source)
+        other = named(chosen)
+        stated, pipeline = completed(stated, other.of_one()), pipeline or other.pipeline
+    stated = _with_legal_layouts(stated, source)
+    if pipeline is None:
+        return stated
+    try:
+        return _with_legal_layouts(stated.pipelined(pipeline), source)
+    except StrategyError as error:
+        sentence = str(error)
+        raise StrategyError(sentence if sentence.startswith(source) else f"{source}: {sentence}") from None
+
+
+def _pipeline_from(entry: Cursor, graph: Graph) -> Pipeline:
+    fields = entry.fields(("micro_batches",), optional=("schedule",))
+    count = fields["micro_batches"].whole_number(1, MOST_SHARDS)
+    if graph.sample_count is None or graph.sample_count % count:
+        raise fields["micro_batches"].refused(
+            f"is {count}, which does not divide the {graph.sample_count or 'uncounted'} samples of a step."
+        )
+    schedule = fields["schedule"].text() if "schedule" in fields else Schedule.ONE_F_ONE_B.value
+    if schedule not in list(Schedule):
+        raise fields["schedule"].refused(f"is {schedule!r}{did_you_mean(schedule, map(str, Schedule))}")
+    return Pipeline(count, Schedule(schedule))
 
 
 def _check_node(graph: Graph, name: str, source: str) -> None:
     names = [node.name for node in graph.nodes]
     if name not in names:
         raise StrategyError(f"{source}: the graph has no node {name!r}{did_you_mean(name, names)}")
+    if name in graph.loss_tail:
+        raise StrategyError(
+            f"{source}: node {name!r} only adds up the loss, so it runs nowhere; leave it out."
+        )
     if not any(name in (node.name for node in block.nodes) for block in blocks(graph)):
         raise StrategyError(
             f"{source}: node {name!r} depends on inputs alone, so each device computes the part it needs; "

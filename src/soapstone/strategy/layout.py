@@ -14,7 +14,7 @@ from soapstone.errors import StrategyError
 from soapstone.graph import Graph, Node
 from soapstone.ops.box import Box, Interval, contains
 from soapstone.ops.signature import IterationBox, Signature
-from soapstone.strategy.blocks import Block, follower_box
+from soapstone.strategy.blocks import Block, follower_box, passes_sums
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,20 @@ class Layout:
             numbers.append(number)
         return tuple(numbers)
 
-    @property
+    @cached_property
     def is_partial(self) -> bool:
         """Whether the leader writes partial sums."""
         return len(set(self.summands)) > 1
+
+    @cached_property
+    def sums_pass(self) -> bool:
+        """Whether partial sums are what the whole block writes: its followers, if any, take them as they
+        would take the sum. Otherwise they must be added before a follower may go on."""
+        return self.is_partial and (not self.block.followers or passes_sums(self.graph, self.block))
+
+    def summand_of(self, shard: int) -> int:
+        """Which of the partial sums that others read a shard writes; 0 where what it writes is whole."""
+        return self.summands[shard] if self.sums_pass else 0
 
 
 def layout(graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout:
@@ -90,12 +100,32 @@ def layout(graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout:
     return found
 
 
+def first_shard(graph: Graph, block: Block, degrees: Mapping[str, int]) -> tuple[IterationBox, ...]:
+    """The first shard's part of every node of a block, which is as large as any other's."""
+    signature = graph.signature(block.leader)
+    found: str | tuple[tuple[IterationBox, ...], ...] | None = signature.objection(degrees)
+    if found is None:
+        part = {dim: points.part(0, degrees.get(dim, 1)) for dim, points in signature.points.items()}
+        found = _followed(graph, block, (part,))
+    if isinstance(found, str):
+        raise StrategyError(f"block '{block.name}' cannot be split by {dict(degrees)}: {found}")
+    return tuple(row[0] for row in found)
+
+
 def _layout(graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout | str:
     signature = graph.signature(block.leader)
     objection = signature.objection(degrees)
     if objection is not None:
         return objection
-    rows: list[tuple[IterationBox, ...]] = [tuple(signature.shards(degrees))]
+    rows = _followed(graph, block, tuple(signature.shards(degrees)))
+    return rows if isinstance(rows, str) else Layout(graph, block, dict(degrees), rows)
+
+
+def _followed(
+    graph: Graph, block: Block, shards: tuple[IterationBox, ...]
+) -> tuple[tuple[IterationBox, ...], ...] | str:
+    """What shards of the leader are in each node of the block, or what is in the way."""
+    rows: list[tuple[IterationBox, ...]] = [shards]
     written = _written(graph, block.leader, rows[0])
     for node, position in zip(block.followers, block.carried, strict=True):
         operand = node.operands[position]
@@ -109,7 +139,7 @@ def _layout(graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout | 
         if not _is_at_hand(inner, node, rows[-1], written):
             return f"a shard of '{node.name}' would read what another shard of the block wrote"
         written |= _written(graph, node, rows[-1])
-    return Layout(graph, block, dict(degrees), tuple(rows))
+    return tuple(rows)
 
 
 def _written(graph: Graph, node: Node, boxes: tuple[IterationBox, ...]) -> dict[str, tuple[Box, ...]]:

@@ -8,6 +8,7 @@ What `docs/decisions/0004` and the design state, step by step:
                 way for its gradient, added where several shards read one element
     weights     a weight is cut at the borders of all boxes read of it; for each piece an exchange of
                 gradients among the devices that hold it; then an update on each device
+    turns       with a pipeline, which micro-batch of a block waits for which (`strategy.pipeline`)
     links       a transfer occupies the narrowest link of its route; a collective occupies the link
                 of every hop of its ring
 
@@ -31,8 +32,8 @@ from soapstone.strategy.blocks import free_values
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.buffers import Ends, Ledger, Slot, nothing
 from soapstone.tasks.exchange import Exchange, Move, Pattern, Sink, Source, exchange
-from soapstone.tasks.placed import BACKWARD, FORWARD, SEAM, UPDATE, VALUE, WEIGHT, Placed
-from soapstone.tasks.segments import Seam, segmented
+from soapstone.tasks.placed import BACKWARD, FORWARD, SEAM, UPDATE, VALUE, WEIGHT, Placed, placed_block
+from soapstone.tasks.segments import Seam
 from soapstone.tasks.task import BufferKind, Key, Task, TaskGraph, TaskKind
 
 
@@ -62,11 +63,7 @@ class _Builder:
         self.graph: Graph = strategy.graph
         self.machine, self.costs = machine, costs
         self.free = free_values(strategy.graph)
-        self.placed = [
-            Placed(i, len(strategy.blocks), block, layout, placement, segmented(layout, placement))
-            for i, block in enumerate(strategy.blocks)
-            for layout, placement in [(strategy.layouts[block.name], strategy.placements[block.name])]
-        ]
+        self.placed = [placed_block(strategy, number) for number in range(len(strategy.blocks))]
         self.home = {name: p for p in self.placed for name in p.block.writes}
         self.needs_backward = {
             p.number: any(name in self.graph.differentiable for name in p.block.writes) for p in self.placed
@@ -132,11 +129,22 @@ class _Builder:
                     else placed.backward(segment + 1, shard, copy)
                 )
                 self._wait(placed.backward(segment, shard, copy), [before])
+            self._turn(placed, shard, copy)
         for segment, seams in enumerate(placed.segments.seams):
             for number, seam in enumerate(seams):
                 self._seam(placed, segment, number, seam, backward=False)
                 if seam.is_mutual and self.needs_backward[placed.number]:
                     self._seam(placed, segment, number, seam, backward=True)
+
+    def _turn(self, placed: Placed, shard: int, copy: int) -> None:
+        """The order of micro-batches: no more of them in flight than the pipeline says."""
+        own, last = placed.turns, placed.segments.count - 1
+        if own.in_flight == 0:
+            final = shard + (own.count - 1 - own.lanes[shard]) * own.step
+            self._wait(placed.backward(last, shard, copy), [placed.forward(last, final, copy)])
+        elif own.lanes[shard] >= own.in_flight:
+            before = placed.backward(0, shard - own.in_flight * own.step, copy)
+            self._wait(placed.forward(0, shard, copy), [before])
 
     def _segment(
         self, placed: Placed, segment: int, shard: int, copy: int, device: int, *, backward: bool
@@ -220,16 +228,20 @@ class _Builder:
             self._value_backward(number, name, writer, node, boxes, readers)
 
     def _written(
-        self, writer: Placed, node: int, boxes: Sequence[Box]
+        self, writer: Placed, boxes: Sequence[Box]
     ) -> tuple[list[Source], list[list[tuple[int, int]]]]:
         """The sources that a value's shards are, and the (shard, copy) pairs behind each."""
-        summed = node > 0 or not writer.layout.is_partial or bool(writer.block.followers)
         behind: dict[tuple[int, Box], list[tuple[int, int]]] = {}
         for shard, copy, _ in writer.shards():
-            summand = 0 if summed else writer.layout.summands[shard]
+            summand = writer.layout.summand_of(shard)
             behind.setdefault((summand, boxes[shard]), []).append((shard, copy))
         sources = [
-            Source(summand, box, writer.placement.devices_of_all(s for s, _ in held))
+            Source(
+                summand,
+                box,
+                writer.placement.devices_of_all(s for s, _ in held),
+                writer.turns.lanes[held[0][0]],
+            )
             for (summand, box), held in sorted(behind.items())
         ]
         return sources, [held for _, held in sorted(behind.items())]
@@ -243,7 +255,7 @@ class _Builder:
         boxes: Sequence[Box],
         readers: Sequence[tuple[Placed, int, int]],
     ) -> None:
-        sources, behind = self._written(writer, node, boxes)
+        sources, behind = self._written(writer, boxes)
         wanted: dict[tuple[int, Box], set[Key]] = {}
         kept: dict[tuple[int, Box], set[Key]] = {}
         for placed, n, i in readers:
@@ -296,7 +308,8 @@ class _Builder:
         behind: list[_Giver] = []
         for placed, n, i in readers:
             for shards, box in self._gradients(placed, n, i):
-                sources.append(Source(len(sources), box, placed.placement.devices_of_all(shards)))
+                devices, lane = placed.placement.devices_of_all(shards), placed.turns.lanes[shards[0]]
+                sources.append(Source(len(sources), box, devices, lane))
                 behind.append((placed, placed.segments.reads_in[n], shards))
         wanted: dict[tuple[int, Box], set[Key]] = {}
         segment = writer.segments.writes_in[node]

@@ -9,9 +9,9 @@ and the gradients of weights:
 
 A sink takes each summand from its own device if that holds a copy, else from the copy with the
 widest route; equally wide ones take turns. What one device gives a sink of the same box is added up
-before it is sent, and sinks of one device that want the same have it sent once. Transfers that
-together form a known pattern between n devices are one collective (`recognised`): every ordered pair
-of devices moves one box, all of one size, and
+before it is sent, and sinks of one device that want the same have it sent once. Transfers of one
+micro-batch (that of their first source) that together form a known pattern between n devices are one
+collective (`recognised`): every ordered pair of devices moves one box, all of one size, and
 
     boxes are added on arrival      all the same box               all_reduce
                                     a box for each receiver        reduce_scatter
@@ -32,11 +32,12 @@ from soapstone.ops.box import Box, Interval, intersection, volume
 
 @dataclass(frozen=True)
 class Source:
-    """A box that devices hold; `summand` numbers what is to be added up."""
+    """A box that devices hold; `summand` numbers what is to be added up, `lane` is the micro-batch."""
 
     summand: int
     box: Box
     devices: tuple[int, ...]
+    lane: int = 0
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ def _with_collectives(
 ) -> list[Move]:
     """The transfers, those of each connected set of devices made one move where they form a pattern."""
     moves: list[Move] = []
-    for numbers in _connected(transfers):
+    for numbers in _connected(transfers, [sources[move.sources[0][0]].lane for move in transfers]):
         group = [transfers[i] for i in numbers]
         given = sorted({source for move in group for source in move.sources})
         adds = _overlap([sources[i] for i, _ in given])
@@ -251,21 +252,21 @@ def _overlap(sources: Sequence[Source]) -> bool:
     )
 
 
-def _connected(transfers: Sequence[Move]) -> list[list[int]]:
-    """The numbers of the transfers, apart for each set of devices that exchange among themselves."""
-    leader: dict[int, int] = {}
+def _connected(transfers: Sequence[Move], lanes: Sequence[int]) -> list[list[int]]:
+    """The numbers of the transfers, apart for each lane and set of devices that exchange among themselves."""
+    leader: dict[tuple[int, int], tuple[int, int]] = {}
 
-    def find(device: int) -> int:
-        while leader.setdefault(device, device) != device:
-            device = leader[device]
-        return device
+    def find(place: tuple[int, int]) -> tuple[int, int]:
+        while leader.setdefault(place, place) != place:
+            place = leader[place]
+        return place
 
-    for move in transfers:
-        a, b = (find(device) for device in move.devices)
+    for move, lane in zip(transfers, lanes, strict=True):
+        a, b = (find((lane, device)) for device in move.devices)
         leader[max(a, b)] = min(a, b)
-    groups: dict[int, list[int]] = {}
-    for i, move in enumerate(transfers):
-        groups.setdefault(find(move.devices[0]), []).append(i)
+    groups: dict[tuple[int, int], list[int]] = {}
+    for i, (move, lane) in enumerate(zip(transfers, lanes, strict=True)):
+        groups.setdefault(find((lane, move.devices[0])), []).append(i)
     return list(groups.values())
 
 

@@ -21,7 +21,8 @@ from soapstone.errors import StrategyError
 from soapstone.graph import ITEM_BYTES, Graph, Node, Role
 from soapstone.machine import DeviceKind, Machine
 from soapstone.ops.signature import Affine, Signature
-from soapstone.strategy.blocks import Block, blocks
+from soapstone.strategy.blocks import Block, blocks, passes_sums
+from soapstone.strategy.pipeline import Turns, micro_dim
 from soapstone.strategy.placement import Placement
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.kept import Kept, kept
@@ -86,6 +87,24 @@ class FlatProblem:
     def degrees(self, block: Block, placement: Placement) -> list[int]:
         """The degree of each of the leader's dims."""
         return [placement.degree_of.get(dim, 1) for dim in self.graph.signature(block.leader).sizes]
+
+    def place(self, target: native.PlannedTasks | native.Proposals, strategy: Strategy) -> None:
+        """Place every block as a strategy of the same blocks says."""
+        for block in self.blocks:
+            self.place_block(target, block, strategy.placements[block.name], strategy.turns[block.name])
+
+    def place_block(
+        self,
+        target: native.PlannedTasks | native.Proposals,
+        block: Block,
+        placement: Placement,
+        turns: Turns,
+    ) -> None:
+        """Place one block, whose shards take such turns."""
+        number, degrees = self.number[block.name], self.degrees(block, placement)
+        devices = list(placement.devices)
+        if not target.place(number, degrees, placement.copies, devices, turns.count, turns.in_flight):
+            raise StrategyError(f"block '{block.name}' cannot be split by {placement.degree_of}")
 
     def _exchanged(self) -> dict[str, int]:
         """The values that one block writes and another reads, numbered."""
@@ -186,6 +205,10 @@ class FlatProblem:
         data = native.BlockData()
         data.nodes = [self._node_data(block, n) for n in range(len(block.nodes))]
         data.needs_backward = any(name in self.graph.differentiable for name in block.writes)
+        data.passes_sums = passes_sums(self.graph, block)
+        signature = self.graph.signature(block.leader)
+        dim = micro_dim(self.graph, block, 1)
+        data.sample_dim = -1 if dim is None else list(signature.sizes).index(dim)
         return data
 
     def _node_data(self, block: Block, position: int) -> native.NodeData:
@@ -281,9 +304,5 @@ def native_tasks(strategy: Strategy, machine: Machine, costs: AnalyticCosts) -> 
     strategy.checked(machine)
     problem = FlatProblem(strategy.graph, machine, costs, strategy.apart)
     planned = native.PlannedTasks(problem.native)
-    for number, block in enumerate(problem.blocks):
-        placement = strategy.placements[block.name]
-        degrees = problem.degrees(block, placement)
-        if not planned.place(number, degrees, placement.copies, list(placement.devices)):
-            raise StrategyError(f"block '{block.name}' cannot be split by {placement.degree_of}")
+    problem.place(planned, strategy)
     return FlatTasks(*planned.flat(), problem.resources)

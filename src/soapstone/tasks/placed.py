@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from soapstone.strategy.blocks import Block
 from soapstone.strategy.layout import Layout
+from soapstone.strategy.pipeline import Turns
 from soapstone.strategy.placement import Placement
-from soapstone.tasks.segments import Segments
+from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.segments import Segments, segmented
 from soapstone.tasks.task import Key
 
 FORWARD, BACKWARD, UPDATE = 0, 1, 2
@@ -27,6 +29,7 @@ class Placed:
     layout: Layout
     placement: Placement
     segments: Segments
+    turns: Turns
 
     def shards(self) -> Iterator[tuple[int, int, int]]:
         """All (shard, copy, device)."""
@@ -62,3 +65,13 @@ class Placed:
         if self.placement.copies > 1:
             name += f" copy {copy + 1}"
         return f"{name} part {segment + 1}" if self.segments.count > 1 else name
+
+
+def placed_block(strategy: Strategy, number: int) -> Placed:
+    """A block of a strategy with all that follows from its placement."""
+    block = strategy.blocks[number]
+    layout, placement = strategy.layouts[block.name], strategy.placements[block.name]
+    own = strategy.turns[block.name]
+    return Placed(
+        number, len(strategy.blocks), block, layout, placement, segmented(layout, placement, own), own
+    )

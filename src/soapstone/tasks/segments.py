@@ -1,7 +1,7 @@
 """Segments: a block's nodes, cut where shards must hear from each other before they go on.
 
 A block runs as one task on each device unless (1) its leader is split along a sum and has
-followers, which need the sum, or (2) a node takes statistics over a dim that is split. Each such
+followers that need the sum, or (2) a node takes statistics over a dim that is split. Each such
 place is a seam; what crosses it is an exchange among the block's own shards.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from soapstone.graph import ITEM_BYTES
 from soapstone.ops.box import Box, Interval
 from soapstone.strategy.layout import Layout
+from soapstone.strategy.pipeline import Turns
 from soapstone.strategy.placement import Placement
 from soapstone.tasks.exchange import Sink, Source
 
@@ -62,15 +63,15 @@ class Segments:
         return len(self.parts)
 
 
-def segmented(layout: Layout, placement: Placement) -> Segments:
-    """The segments of a block under a placement."""
+def segmented(layout: Layout, placement: Placement, turns: Turns) -> Segments:
+    """The segments of a block under a placement, whose shards take turns."""
     parts: list[list[Part]] = [[]]
     seams: list[tuple[Seam, ...]] = []
     reads_in: list[int] = []
     writes_in: list[int] = []
     for number in range(len(layout.block.nodes)):
         reads_in.append(len(parts) - 1)
-        shared = _statistics_seam(layout, placement, number)
+        shared = _statistics_seam(layout, placement, turns, number)
         if shared is None:
             parts[-1].append(Part(number))
         else:
@@ -78,14 +79,14 @@ def segmented(layout: Layout, placement: Placement) -> Segments:
             parts.append([Part(number, 1 - STATISTICS_SHARE)])
             seams.append((shared,))
         writes_in.append(len(parts) - 1)
-        if number == 0 and layout.is_partial and layout.block.followers:
-            seams.append(_partial_seams(layout, placement))
+        if number == 0 and layout.is_partial and not layout.sums_pass:
+            seams.append(_partial_seams(layout, placement, turns))
             parts.append([])
             writes_in[0] = len(parts) - 1
     return Segments(tuple(map(tuple, parts)), tuple(seams), tuple(reads_in), tuple(writes_in))
 
 
-def _statistics_seam(layout: Layout, placement: Placement, number: int) -> Seam | None:
+def _statistics_seam(layout: Layout, placement: Placement, turns: Turns, number: int) -> Seam | None:
     node = layout.block.nodes[number]
     signature = layout.graph.signature(node)
     split = [
@@ -100,7 +101,10 @@ def _statistics_seam(layout: Layout, placement: Placement, number: int) -> Seam 
     boxes = [(*(box[dim] for dim in kept), numbers) for box in layout.boxes[number]]
     behind = layout.alike(number)
     return Seam(
-        tuple(Source(i, boxes[s[0]], placement.devices_of_all(s)) for i, s in enumerate(behind)),
+        tuple(
+            Source(i, boxes[s[0]], placement.devices_of_all(s), turns.lanes[s[0]])
+            for i, s in enumerate(behind)
+        ),
         behind,
         _sinks(boxes, placement),
         ITEM_BYTES["f32"],
@@ -108,14 +112,14 @@ def _statistics_seam(layout: Layout, placement: Placement, number: int) -> Seam 
     )
 
 
-def _partial_seams(layout: Layout, placement: Placement) -> tuple[Seam, ...]:
+def _partial_seams(layout: Layout, placement: Placement, turns: Turns) -> tuple[Seam, ...]:
     seams = []
     for i, name in enumerate(layout.block.leader.outputs):
         boxes = layout.writes(0, i)
         seams.append(
             Seam(
                 tuple(
-                    Source(layout.summands[s], box, placement.devices_of_all([s]))
+                    Source(layout.summands[s], box, placement.devices_of_all([s]), turns.lanes[s])
                     for s, box in enumerate(boxes)
                 ),
                 layout.alike(0),

@@ -95,10 +95,11 @@ def _count(shape: Sequence[int]) -> int:
 
 
 def _tiles(strategy: Strategy, layer: Layer) -> tuple[Tile, ...]:
-    """A tile for each run of the layer's blocks that are decided alike."""
+    """A tile for each run of the layer's blocks that are decided alike; of one micro-batch."""
+    placements = strategy.of_one().placements
 
     def decided(block: Block) -> Placement:
-        return strategy.placements[block.name]
+        return placements[block.name]
 
     return tuple(
         _tile(strategy.graph, list(run), placement) for placement, run in groupby(layer.blocks, key=decided)

@@ -6,6 +6,7 @@ user's page.
                   what experts do for convolutional, recurrent, transformer and recommendation models
     optcnn        dynamic programming over a sum of costs: layers, part_costs, elimination
     colocrl       placement of whole blocks, learned by reinforcement
+    pipeline      micro-batches through stages, cut by dynamic programming
     anatomy       what part of a network a block is
     registry      all of them by name
 """

@@ -14,7 +14,16 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
-from soapstone.search.baselines import colocrl, dlrm_expert, krizhevsky, megatron, optcnn, simple, wu
+from soapstone.search.baselines import (
+    colocrl,
+    dlrm_expert,
+    krizhevsky,
+    megatron,
+    optcnn,
+    pipeline,
+    simple,
+    wu,
+)
 from soapstone.strategy.strategy import Strategy
 
 
@@ -94,6 +103,12 @@ _ALL = (
         "embedding tables on devices of their own, all else data parallel (Naumov et al. 2019)",
         lambda given: dlrm_expert.dlrm_expert(given.graph, given.machine),
         dlrm_expert.objection,
+    ),
+    Baseline(
+        "pipeline",
+        "micro-batches through balanced stages, one forward, one backward (Narayanan et al. 2019)",
+        lambda given: pipeline.pipeline(given.graph, given.machine, given.costs),
+        pipeline.objection,
     ),
     Baseline(
         "random",

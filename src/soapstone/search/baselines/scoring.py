@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from soapstone import native
 from soapstone.cost.analytic import AnalyticCosts
-from soapstone.errors import StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.strategy.strategy import Strategy
@@ -21,21 +20,14 @@ class Scorer:
 
     def makespan_s(self, strategy: Strategy) -> float:
         """How long one iteration takes."""
-        self._place(strategy)
+        self.problem.place(self._proposals, strategy)
         return self._proposals.makespan()
 
     def footprint_bytes(self, strategy: Strategy, numbers_per_weight: int) -> list[int]:
         """About what memory each device needs (cpp/footprint.h), which is quicker to have than the peak."""
-        self._place(strategy)
+        self.problem.place(self._proposals, strategy)
         self._proposals.makespan()
         return self._proposals.footprint_bytes(numbers_per_weight)
-
-    def _place(self, strategy: Strategy) -> None:
-        for number, block in enumerate(self.problem.blocks):
-            placement = strategy.placements[block.name]
-            degrees = self.problem.degrees(block, placement)
-            if not self._proposals.place(number, degrees, placement.copies, list(placement.devices)):
-                raise StrategyError(f"block '{block.name}' cannot be split by {placement.degree_of}")
 
     def whole_makespan_s(self, devices: list[int]) -> float:
         """How long one iteration takes with each block whole, on the device of its number."""
