@@ -124,7 +124,5 @@ def test_a_checkpoint_of_a_rewritten_graph_loads_into_the_original(ranks: Ranks,
         ranks, data_parallel(graph, machine), 2, *given, batches[:2], RECIPE, tmp_path / "plans", save=saved
     )
     plain: Strategy = random_strategy(captured.graph, 2, Random(1))
-    ended = trained_by_ranks(
-        ranks, plain, 2, *given, batches[2:], RECIPE, tmp_path / "plans", resume=saved
-    )
+    ended = trained_by_ranks(ranks, plain, 2, *given, batches[2:], RECIPE, tmp_path / "plans", resume=saved)
     assert_same((begun[0] + ended[0], ended[1]), theirs)

@@ -23,7 +23,8 @@ from soapstone.plans import Plan, Simulation, planned, simulation
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.exact import exact_search, is_in_space, lower_bound
 from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc
-from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport
+from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport, StopReason
+from soapstone.search.unity import Setting, joined, unity
 from soapstone.strategy.blocks import blocks
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import native_tasks
@@ -36,6 +37,9 @@ DEFAULT_BUDGET = "30s"
 
 EXACT_PROPOSALS = 5000
 """[choice] Of each chain that looks for a strategy for the exact search to start from."""
+
+AUTO_CHAINS_SHARE = 0.5
+"""[choice] The part of the seconds of `auto` that chains on the given graph have to themselves."""
 
 LONGEST_S = 365 * 24 * 3600
 """[choice] The longest budget: a year."""
@@ -135,8 +139,47 @@ def _exactly(
     )
 
 
+def _jointly(
+    graph: Graph,
+    machine: Machine,
+    costs: AnalyticCosts,
+    options: Options,
+    show: ShowSearch | None,
+) -> SearchReport:
+    return unity(graph, _setting(machine, costs, options, options.budget), None, show)
+
+
+def _setting(machine: Machine, costs: AnalyticCosts, options: Options, budget: Budget) -> Setting:
+    return Setting(machine, costs, budget, options.seed, options.threads, options.optimizer, options.slack)
+
+
+def _by_all(
+    graph: Graph,
+    machine: Machine,
+    costs: AnalyticCosts,
+    options: Options,
+    show: ShowSearch | None,
+) -> SearchReport:
+    """The chains of `mcmc` on the graph as it is, then the joint search, which also goes on from what they
+    found: never worse than those chains with their share of the budget."""
+    seconds = options.budget.seconds
+    share = replace(options.budget, seconds=None if seconds is None else seconds * AUTO_CHAINS_SHARE)
+    chains = _by_chains("mcmc", graph, machine, costs, replace(options, budget=share), show)
+    if chains.stop is StopReason.INTERRUPTED:
+        return replace(chains, method="auto")
+    left_s = None if seconds is None else max(0.1, seconds - chains.elapsed_s)
+    setting = _setting(machine, costs, options, replace(options.budget, seconds=left_s))
+    found = unity(graph, setting, {"the best chain": chains.strategy}, show)
+    return replace(joined(chains, found), method="auto")
+
+
 SEARCHES: Mapping[str, Search] = MappingProxyType(
-    {**{name: partial(_by_chains, name) for name in RULES}, "exact": _exactly}
+    {
+        "auto": _by_all,
+        **{name: partial(_by_chains, name) for name in RULES},
+        "unity": _jointly,
+        "exact": _exactly,
+    }
 )
 """Every way to search, by name."""
 
@@ -155,7 +198,7 @@ def find(
         )
     report = search_named(options.search)(graph, machine, costs, options, show)
     if report.lower_bound_s is None:
-        report = replace(report, lower_bound_s=lower_bound(graph, machine, costs).seconds)
+        report = replace(report, lower_bound_s=lower_bound(report.strategy.graph, machine, costs).seconds)
     return report
 
 

@@ -21,7 +21,7 @@ the whole search is; with one of seconds, the machine's speed decides where the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -132,9 +132,11 @@ def mcmc(  # noqa: PLR0913, a search has that many sides
     optimizer: str = "momentum",
     memory_share: float = 1.0,
     slack: float = 0.0,
+    known: Mapping[str, Strategy] | None = None,
     show: ShowSearch | None = None,
 ) -> SearchReport:
-    """The best strategy that the chains of a method find, one of `RULES` or another.
+    """The best strategy that the chains of a method find, one of `RULES` or another. They start from the
+    strategies that are `known`, by name, beside those of the method.
 
     A KeyboardInterrupt ends the search, and what was found until then is returned. Strategies may take
     `memory_share` of what devices have. `slack` is by what part the strategy may take longer than the best
@@ -146,7 +148,7 @@ def mcmc(  # noqa: PLR0913, a search has that many sides
     )
     rules = method if isinstance(method, Rules) else RULES[method]
     search = _Search(graph, machine, costs or AnalyticCosts(), rules, budget or Budget(), seed, limits)
-    stop = search.run(threads, slack, show)
+    stop = search.run(threads, slack, show, known or {})
     record = search.record
     if record.strategy is None:
         raise KeyboardInterrupt  # before the first strategy was looked at
@@ -225,15 +227,20 @@ class _Search:
         self.is_stopped = Event()
         self.chains = 0
 
-    def run(self, threads: int, slack: float, show: ShowSearch | None) -> StopReason:
+    def run(
+        self, threads: int, slack: float, show: ShowSearch | None, known: Mapping[str, Strategy]
+    ) -> StopReason:
         """Run all starts, then rounds from the best, until nothing is left to do; then move less."""
         names = [name for name in self.rules.starts if name == RANDOM or name in self._applicable]
+        starts = [self._continued(name, strategy) for name, strategy in known.items()]
+        starts += [self._start(name) for name in names]
         with ThreadPoolExecutor(threads) as pool:
             try:
-                self._round(pool, threads, [self._start(name) for name in names], show)
+                self._round(pool, threads, starts, show)
                 while self.rules.first_share < 1 and self._has_time():
                     before_s = self.record.best_s
-                    again = [self._continued(f"round from {before_s:.6g} s") for _ in range(ROUND_CHAINS)]
+                    name, best = f"round from {before_s:.6g} s", self.record.strategy
+                    again = [self._continued(name, best) for _ in range(ROUND_CHAINS)]
                     self._round(pool, threads, again, show)
                     if self.budget.proposals is not None and self.record.best_s == before_s:
                         break
@@ -276,8 +283,8 @@ class _Search:
 
         return run
 
-    def _continued(self, name: str) -> Callable[[float], StartReport]:
-        number, strategy = self._number(), self.record.strategy
+    def _continued(self, name: str, strategy: Strategy | None) -> Callable[[float], StartReport]:
+        number = self._number()
         return lambda until: _Chain(self, name, strategy, number).run(until)
 
     def _quieter(self, slack: float, until: float) -> StartReport:

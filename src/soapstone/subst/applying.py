@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
 from typing import Any
 
 from soapstone.errors import GraphError, OpError, RuleError
@@ -186,7 +185,7 @@ class _Draft:
         outputs = tuple(renamed.get(name, name) for name in before.outputs)
         updates = {buffer: renamed.get(name, name) for buffer, name in before.updates.items()}
         wanted = [name for name in (loss, *outputs, *updates.values()) if name is not None]
-        kept = _needed([*self.added, *nodes], wanted)
+        kept = _needed([*nodes, *self.added], wanted)
         if kept is None:
             return None
         written = {name for node in kept for name in node.outputs}
@@ -199,29 +198,21 @@ class _Draft:
 def _needed(nodes: list[Node], wanted: list[str]) -> list[Node] | None:
     """The nodes that lead to what is wanted, in an order in which they can run; None if there is none.
 
-    Nodes keep their order as far as that is possible: a rewrite changes little about the rest of a graph.
+    What a node reads comes right before it, if it was not there already. No recursion: graphs are deep.
     """
-    producers = {name: i for i, node in enumerate(nodes) for name in node.outputs}
-    kept: set[int] = set()
-    left = [producers[name] for name in wanted if name in producers]
+    producers = {name: node for node in nodes for name in node.outputs}
+    ordered: dict[str, Node] = {}
+    begun: set[str] = set()
+    left = [producers[name] for name in reversed(wanted) if name in producers]
     while left:
-        number = left.pop()
-        if number not in kept:
-            kept.add(number)
-            left += [producers[name] for name in nodes[number].reads if name in producers]
-    waits = {i: {producers[name] for name in nodes[i].reads if name in producers} for i in kept}
-    readers: dict[int, list[int]] = {i: [] for i in kept}
-    for i, before in waits.items():
-        for other in before:
-            readers[other].append(i)
-    ready = [i for i, before in waits.items() if not before]
-    heapify(ready)
-    ordered = []
-    while ready:
-        number = heappop(ready)
-        ordered.append(nodes[number])
-        for reader in readers[number]:
-            waits[reader].discard(number)
-            if not waits[reader]:
-                heappush(ready, reader)
-    return ordered if len(ordered) == len(kept) else None
+        node = left[-1]
+        before = [producers[n] for n in node.reads if n in producers and producers[n].name not in ordered]
+        if node.name in ordered or not before:
+            left.pop()
+            ordered[node.name] = node
+        elif node.name in begun:
+            return None
+        else:
+            begun.add(node.name)
+            left += reversed(before)
+    return list(ordered.values())

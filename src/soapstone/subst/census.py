@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from soapstone.ops import Op
 from soapstone.subst.emitting import emitted
@@ -91,34 +91,54 @@ def _base(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Cost:
+class SideCost:
+    """What a side of a rule costs, as far as no machine need be known: flops per device, operators that touch
+    elements, and data movement. `ops` are the operators of all its words."""
+
     flops: float
     kernels: tuple[str, ...]
     moves: tuple[str, ...]
+    ops: frozenset[str] = field(compare=False)
+
+    def is_at_least(self, other: SideCost) -> bool:
+        """Whether it costs what the other costs, or more, on every machine."""
+        more = all(
+            not Counter(theirs) - Counter(ours)
+            for ours, theirs in ((self.kernels, other.kernels), (self.moves, other.moves))
+        )
+        return more and self.flops >= other.flops
+
+
+def side_costs(rule: Rule) -> tuple[SideCost, SideCost] | None:
+    """The costs of the left and of the right side; None where there are no sizes at which to count them."""
+    found = shapes_for(rule)
+    if isinstance(found, Objection):
+        return None
+    types = types_for(rule, *found)
+    if isinstance(types, Objection):
+        return None
+    return _cost(rule.left, types, found[1]), _cost(rule.right, types, found[1])
 
 
 def changes_cost(rule: Rule) -> bool:
     """Whether the sides differ in flops per device, in operators that touch elements, or in data movement."""
-    found = shapes_for(rule)
-    if isinstance(found, Objection):
-        return False
-    types = types_for(rule, *found)
-    if isinstance(types, Objection):
-        return False
-    return _cost(rule.left, types, found[1]) != _cost(rule.right, types, found[1])
+    costs = side_costs(rule)
+    return costs is not None and costs[0] != costs[1]
 
 
-def _cost(side: Side, types: Mapping[Term, Typed], context: Context) -> _Cost:
-    flops, kernels, moves = 0.0, Counter[str](), Counter[str]()
+def _cost(side: Side, types: Mapping[Term, Typed], context: Context) -> SideCost:
+    flops, kernels, moves, ops = 0.0, Counter[str](), Counter[str](), set[str]()
     for call in calls(side):
         kind = types[call]
         if is_parallel(call.word):
             moves[f"{call.word} {types[call.args[0]].shape}"] += 1
+            ops.add(call.word)
             continue
         meant = applied(call, [types[arg].shape for arg in call.args], context)
         parts = kind.layout.parts
         assert isinstance(parts, int)
         flops += meant.op.flop_count(meant.signature) / parts
+        ops.add(meant.op.name)
         if not meant.op.is_view:
             kernels[f"{meant.op.name} {kind.shape}"] += 1
-    return _Cost(flops, tuple(sorted(kernels.elements())), tuple(sorted(moves.elements())))
+    return SideCost(flops, tuple(sorted(kernels.elements())), tuple(sorted(moves.elements())), frozenset(ops))

@@ -1,0 +1,131 @@
+"""Where blocks may run: ranges of devices, and the placements that are looked at on each (Unity 3.2).
+
+A machine mapping of Unity maps the tasks of an operator, numbered along the dims it is split in, to devices.
+Here it is the `devices` of a Placement, and these are looked at on a range of devices:
+
+    1-D   the shards side by side, or one on each node
+    2-D   one dim over the nodes and the other over the devices of a node, either way round
+    copies  of what is not split on every device, or of what is split within a node on every node, for blocks
+            without samples: they are computed from weights alone, and every device may do that for itself
+
+The range is what dynamic programming divides (`mapping`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import gcd
+
+from soapstone.graph import Graph
+from soapstone.machine import Machine
+from soapstone.strategy.blocks import Block
+from soapstone.strategy.placement import Placement, placed
+
+FEW = 8
+"""[choice] Up to so many devices every number of shards is looked at that divides theirs; beyond, one device,
+the devices of a node, one on each node, and all."""
+
+MOST_DIMS = 2
+"""[choice] The most dims of one block that are split."""
+
+
+@dataclass(frozen=True, order=True)
+class Range:
+    """Consecutive devices. `per_node` divides them into nodes (or equal parts of one)."""
+
+    first: int
+    count: int
+    per_node: int
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes it spans."""
+        return self.count // self.per_node
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices, by number."""
+        return tuple(range(self.first, self.first + self.count))
+
+    @property
+    def across(self) -> tuple[int, ...]:
+        """The devices in another order: the first of every node, then the second of every node, ..."""
+        return tuple(
+            self.first + n * self.per_node + i for i in range(self.per_node) for n in range(self.nodes)
+        )
+
+    def divisions(self) -> Iterator[tuple[Range, Range]]:
+        """The ways to give one part of it to one side and the rest to another: in the middle, and at a
+        quarter from either end; between nodes where there are several."""
+        step = self.per_node if self.nodes > 1 else 1
+        pieces = self.count // step
+        for cut in dict.fromkeys((pieces // 2, pieces // 4, pieces - pieces // 4)):
+            if 0 < cut < pieces:
+                yield self._part(0, cut * step), self._part(cut * step, self.count - cut * step)
+
+    def _part(self, begin: int, count: int) -> Range:
+        return Range(self.first + begin, count, self.per_node if self.nodes > 1 else count)
+
+
+def whole(machine: Machine) -> Range:
+    """All devices of a machine."""
+    count = len(machine.devices)
+    per_node = 0
+    for node in machine.nodes:
+        per_node = gcd(per_node, len(machine.devices_on(node)))
+    return Range(0, count, per_node)
+
+
+def candidates(graph: Graph, block: Block, where: Range, *, is_rich: bool = False) -> tuple[Placement, ...]:
+    """The placements of a block that are looked at on a range, as far as its leader allows them. Rich ones
+    have samples beside another dim in any number of parts that lies within two nodes."""
+    found = dict.fromkeys(_split(graph, block, where, is_rich))
+    if block.name not in graph.sample_dims and where.count > 1:
+        found |= dict.fromkeys(_copied(graph, block, where))
+    return tuple(found)
+
+
+def _split(graph: Graph, block: Block, where: Range, is_rich: bool) -> Iterator[Placement]:
+    signature = graph.signature(block.leader)
+    sample = graph.sample_dims.get(block.name, "")
+    for parts in _shard_counts(where):
+        for degrees in signature.legal_degrees(parts):
+            split = {dim: degree for dim, degree in degrees.items() if degree > 1}
+            if len(split) > MOST_DIMS:
+                continue
+            if len(split) == MOST_DIMS and where.count > FEW:
+                if where.nodes > 1 and sample in split and parts == where.count:
+                    yield from _nested(split, sample, where, is_rich)
+                continue
+            yield placed(split, where.devices[:parts])
+            if where.nodes > 1 and parts == where.nodes:
+                yield placed(split, where.devices[:: where.per_node])
+
+
+def _shard_counts(where: Range) -> tuple[int, ...]:
+    count = where.count
+    if count <= FEW:
+        return tuple(parts for parts in range(1, count + 1) if count % parts == 0)
+    return tuple(sorted({1, where.per_node, where.nodes, count}))
+
+
+def _nested(split: Mapping[str, int], sample: str, where: Range, is_rich: bool) -> Iterator[Placement]:
+    """Samples over groups of devices and another dim within each, or the other way round."""
+    outer, inner = split.values()
+    is_sample_first = next(iter(split)) == sample
+    within = inner if is_sample_first else outer
+    if (within, split[sample]) == (where.nodes, where.per_node) and within != where.per_node:
+        yield placed(split, where.across if is_sample_first else where.devices)
+    elif within == where.per_node or (is_rich and within <= 2 * where.per_node):
+        groups = Range(where.first, where.count, within)
+        yield placed(split, where.devices if is_sample_first else groups.across)
+
+
+def _copied(graph: Graph, block: Block, where: Range) -> Iterator[Placement]:
+    yield Placement((), where.devices, where.count)
+    if where.nodes > 1:
+        for degrees in graph.signature(block.leader).legal_degrees(where.per_node):
+            split = {dim: degree for dim, degree in degrees.items() if degree > 1}
+            if len(split) == 1:
+                yield placed(split, where.across, where.nodes)
