@@ -169,7 +169,7 @@ def _by_all(
         return replace(chains, method="auto")
     left_s = None if seconds is None else max(0.1, seconds - chains.elapsed_s)
     setting = _setting(machine, costs, options, replace(options.budget, seconds=left_s))
-    found = unity(graph, setting, {"the best chain": chains.strategy}, show)
+    found = unity(graph, setting, {"chains so far": chains.strategy}, show)
     return replace(joined(chains, found), method="auto")
 
 

@@ -107,7 +107,7 @@ def unity(
     best = scored[0]
     elapsed_s = setting.budget.clock() - began
     first = StartReport(
-        "machine mappings",
+        "mappings",
         max(each.makespan_s for each in scored),
         best.makespan_s,
         selection.tried + 1,
@@ -204,7 +204,7 @@ def _polished(
         threads=setting.threads,
         optimizer=setting.optimizer,
         slack=setting.slack,
-        known={"machine mappings": best.strategy, **known},
+        known={"best mapping": best.strategy, **known},
         show=show,
     )
     return replace(found, rewrites=best.candidate.rules)
