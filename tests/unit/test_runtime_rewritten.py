@@ -17,6 +17,7 @@ from soapstone.frontends.capture import Captured, capture
 from soapstone.graph import Graph
 from soapstone.machine import preset
 from soapstone.search.baselines import data_parallel
+from soapstone.search.baselines.zero import zero
 from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
 from soapstone.subst import rewrite, shipped
@@ -98,13 +99,16 @@ def rewritten(name: str) -> Graph:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("how", ["data_parallel", "random"])
+@pytest.mark.parametrize("how", ["data_parallel", "random", "zero"])
 def test_a_rewritten_graph_trains_the_same(name: str, how: str, ranks: Ranks, tmp_path: Path) -> None:
     """Losses, weights and statistics under the module's own names, as plain PyTorch has them."""
     module, batches, captured = case(name)
     graph = rewritten(name)
     if how == "data_parallel":
         devices, strategy = 2, data_parallel(graph, preset("cpu:1x2"))
+    elif how == "zero":
+        devices, strategy = 2, zero(graph, preset("cpu:1x2"))
+        assert any(block.endswith(".gathered") for block in strategy.placements)
     else:
         devices, strategy = 3, random_strategy(graph, 3, Random(5), most_copies=2)
     ours = trained_by_ranks(ranks, strategy, devices, captured, module, batches, RECIPE, tmp_path)

@@ -31,8 +31,10 @@ from time import monotonic
 
 from soapstone import native
 from soapstone.cost.analytic import AnalyticCosts
+from soapstone.errors import StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
+from soapstone.ops import Kind
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport, StopReason
 from soapstone.sim.memory import STATES_PER_WEIGHT
@@ -133,10 +135,12 @@ def mcmc(  # noqa: PLR0913, a search has that many sides
     memory_share: float = 1.0,
     slack: float = 0.0,
     known: Mapping[str, Strategy] | None = None,
+    without: frozenset[Kind] = frozenset(),
     show: ShowSearch | None = None,
 ) -> SearchReport:
     """The best strategy that the chains of a method find, one of `RULES` or another. They start from the
-    strategies that are `known`, by name, beside those of the method.
+    strategies that are `known`, by name, beside those of the method. Dims of the kinds in `without` are
+    not split (those that count samples are); a start that splits one is refused.
 
     A KeyboardInterrupt ends the search, and what was found until then is returned. Strategies may take
     `memory_share` of what devices have. `slack` is by what part the strategy may take longer than the best
@@ -147,7 +151,8 @@ def mcmc(  # noqa: PLR0913, a search has that many sides
         1 + STATES_PER_WEIGHT[optimizer],
     )
     rules = method if isinstance(method, Rules) else RULES[method]
-    search = _Search(graph, machine, costs or AnalyticCosts(), rules, budget or Budget(), seed, limits)
+    problem = FlatProblem(graph, machine, costs or AnalyticCosts(), without=without)
+    search = _Search(problem, rules, budget or Budget(), seed, limits)
     stop = search.run(threads, slack, show, known or {})
     record = search.record
     if record.strategy is None:
@@ -210,9 +215,7 @@ class _Search:
 
     def __init__(
         self,
-        graph: Graph,
-        machine: Machine,
-        costs: AnalyticCosts,
+        problem: FlatProblem,
         rules: Rules,
         budget: Budget,
         seed: int,
@@ -220,8 +223,8 @@ class _Search:
     ) -> None:
         self.clock = budget.clock
         self.began = self.clock()
-        self.graph, self.machine, self.costs = graph, machine, costs
-        self.problem = FlatProblem(graph, machine, costs)
+        self.graph, self.machine, self.costs = problem.graph, problem.machine, problem.costs
+        self.problem = problem
         self.rules, self.budget, self.seed, self.limits = rules, budget, seed, limits
         self.record, self.reports = _Record(), list[StartReport]()
         self.is_stopped = Event()
@@ -358,7 +361,13 @@ class _Chain:
             self.native.place_at_random()
         else:
             for number_of_block, degrees, placement in _placements(problem, strategy):
-                self.native.place(number_of_block, degrees, placement.copies, list(placement.devices))
+                devices = list(placement.devices)
+                if not self.native.place(number_of_block, degrees, placement.copies, devices):
+                    block = problem.blocks[number_of_block].name
+                    raise StrategyError(
+                        f"the search cannot start from '{name}': block '{block}' is split by"
+                        f" {placement.degree_of}, which it may not be"
+                    )
         self.first_s = self.native.makespan()
         self.mark_s, self.marked_at = self.first_s, 0  # the last progress worth the name
 

@@ -14,7 +14,17 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
-from soapstone.search.baselines import colocrl, dlrm_expert, krizhevsky, megatron, optcnn, simple, wu
+from soapstone.search.baselines import (
+    colocrl,
+    dlrm_expert,
+    krizhevsky,
+    megatron,
+    optcnn,
+    simple,
+    taso_then_flexflow,
+    wu,
+    zero,
+)
 from soapstone.strategy.strategy import Strategy
 
 
@@ -94,6 +104,18 @@ _ALL = (
         "embedding tables on devices of their own, all else data parallel (Naumov et al. 2019)",
         lambda given: dlrm_expert.dlrm_expert(given.graph, given.machine),
         dlrm_expert.objection,
+    ),
+    Baseline(
+        "zero",
+        "samples split, weights and all that belongs to them stored in shares (Rajbhandari et al. 2020)",
+        lambda given: zero.zero(given.graph, given.machine),
+    ),
+    Baseline(
+        "taso_then_flexflow",
+        "the graph that is fastest on one device, then FlexFlow's chains (Unity 6.2)",
+        lambda given: taso_then_flexflow.taso_then_flexflow(
+            given.graph, given.machine, given.costs, given.seed
+        ),
     ),
     Baseline(
         "random",
