@@ -31,7 +31,7 @@ def sums(graph: Graph, machine: Machine) -> dict[tuple[Placement, ...], float]:
     number = {block.name: i for i, block in enumerate(anatomy.blocks)}
     choices = []
     for block in anatomy.blocks:
-        looked_at = candidates(graph, block, whole(machine), is_rich=True)
+        looked_at = candidates(graph, block, whole(machine), richness=2)
         own = parts.block(block, looked_at)
         choices.append([p for p, s in zip(looked_at, own.compute_s, strict=True) if s < float("inf")])
     assume(prod(map(len, choices)) <= MOST_STRATEGIES)

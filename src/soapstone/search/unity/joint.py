@@ -97,12 +97,14 @@ def unity(
     setting: Setting,
     known: Mapping[str, Strategy] | None = None,
     show: ShowSearch | None = None,
+    *,
+    rewrites: bool = True,
 ) -> SearchReport:
     """The best graph and strategy that the joint search finds. Chains also start from strategies of the given
-    graph that are `known`, by name."""
+    graph that are `known`, by name. Without `rewrites` the graph stays as it is."""
     began = setting.budget.clock()
     mapper = Mapper(setting.machine, setting.costs)
-    selection, stop = _selected(graph, setting, mapper, began, show)
+    selection, stop = _selected(graph, setting, mapper, began, show, rewrites)
     scored = _scored(graph, setting, mapper, selection, stop)
     best = scored[0]
     elapsed_s = setting.budget.clock() - began
@@ -139,12 +141,12 @@ def unity(
 
 
 def _selected(
-    graph: Graph, setting: Setting, mapper: Mapper, began: float, show: ShowSearch | None
+    graph: Graph, setting: Setting, mapper: Mapper, began: float, show: ShowSearch | None, rewrites: bool
 ) -> tuple[Selection, StopReason]:
     seconds, clock = setting.budget.seconds, setting.budget.clock
 
     def is_over() -> bool:
-        return seconds is not None and clock() - began > FIRST_SHARE * seconds
+        return not rewrites or (seconds is not None and clock() - began > FIRST_SHARE * seconds)
 
     def found(tried: int, cost_s: float) -> None:
         if show is not None:

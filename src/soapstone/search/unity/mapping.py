@@ -45,8 +45,9 @@ MOST_EFFORT, EFFORT_BEFORE_DEVICES = 3_000_000, 25
 so much of it, devices are no longer divided between parallel sides: a count, and not a time, so that the
 result does not depend on the clock. It is about 10 s."""
 
-RICH_EDGES = 16
-"""[choice] A graph with at most so many kinds of edges has more placements looked at."""
+RICH_EDGES, POOR_EDGES = 16, 48
+"""[choice] A graph with at most so few kinds of edges has more placements looked at on many devices, one with
+more than so many fewer (`views.candidates`)."""
 
 MOST_DIVISIONS = 4
 """[choice] How often a range of devices is divided again."""
@@ -94,7 +95,7 @@ class Mapper:
         self.placements: dict[tuple[int, Range], tuple[Placement, ...]] = {}
         self.own: dict[tuple[int, Range], Costs] = {}
         self.tables: dict[Hashable, Table] = {}
-        self.is_rich: bool | None = None
+        self.richness: int | None = None
 
     def mapped(self, graph: Graph) -> Mapped:
         """The mapping of least cost."""
@@ -104,7 +105,7 @@ class Mapper:
         """A mapper to which a byte costs so much. Simulated times are the same, and are kept."""
         other = Mapper(self.machine, self.costs, byte_s)
         other.parts, other.ids, other.placements = self.parts, self.ids, self.placements
-        other.is_rich = self.is_rich
+        other.richness = self.richness
         return other
 
     def costs_of(self, graph: Graph) -> PartCosts:
@@ -137,13 +138,13 @@ class _Mapping:
             for block in self.blocks
         ]
         self.joints: dict[tuple[int, int], int] = {}
-        if mapper.is_rich is None:
+        if mapper.richness is None:
             edges = {
                 (self.kinds[j], self.kinds[i], self._joint(j, i))
                 for i, js in enumerate(self.before)
                 for j in js
             }
-            mapper.is_rich = len(edges) <= RICH_EDGES
+            mapper.richness = (len(edges) <= RICH_EDGES) + (len(edges) <= POOR_EDGES)
 
     def mapped(self) -> Mapped:
         everything = self.mapper.where
@@ -178,7 +179,7 @@ class _Mapping:
         """What is possible of what is looked at."""
         key = (self.kinds[block], where)
         if key not in self.mapper.placements:
-            given = candidates(self.graph, self.blocks[block], where, is_rich=bool(self.mapper.is_rich))
+            given = candidates(self.graph, self.blocks[block], where, richness=self.mapper.richness or 0)
             compute_s = self.parts.block(self.blocks[block], given).compute_s
             possible = tuple(p for p, s in zip(given, compute_s, strict=True) if np.isfinite(s))
             self.mapper.placements[key] = possible

@@ -77,47 +77,51 @@ def whole(machine: Machine) -> Range:
     return Range(0, count, per_node)
 
 
-def candidates(graph: Graph, block: Block, where: Range, *, is_rich: bool = False) -> tuple[Placement, ...]:
-    """The placements of a block that are looked at on a range, as far as its leader allows them. Rich ones
-    have samples beside another dim in any number of parts that lies within two nodes."""
-    found = dict.fromkeys(_split(graph, block, where, is_rich))
+def candidates(graph: Graph, block: Block, where: Range, *, richness: int = 1) -> tuple[Placement, ...]:
+    """The placements of a block that are looked at on a range, as far as its leader allows them.
+
+    On many devices, richness 2 has samples beside another dim in any number of parts that lies within two
+    nodes; richness 1 within one, or over the nodes; richness 0 leaves out what is one shard on each node.
+    """
+    found = dict.fromkeys(_split(graph, block, where, richness))
     if block.name not in graph.sample_dims and where.count > 1:
         found |= dict.fromkeys(_copied(graph, block, where))
     return tuple(found)
 
 
-def _split(graph: Graph, block: Block, where: Range, is_rich: bool) -> Iterator[Placement]:
+def _split(graph: Graph, block: Block, where: Range, richness: int) -> Iterator[Placement]:
     signature = graph.signature(block.leader)
     sample = graph.sample_dims.get(block.name, "")
-    for parts in _shard_counts(where):
+    for parts in _shard_counts(where, richness):
         for degrees in signature.legal_degrees(parts):
             split = {dim: degree for dim, degree in degrees.items() if degree > 1}
             if len(split) > MOST_DIMS:
                 continue
             if len(split) == MOST_DIMS and where.count > FEW:
                 if where.nodes > 1 and sample in split and parts == where.count:
-                    yield from _nested(split, sample, where, is_rich)
+                    yield from _nested(split, sample, where, richness)
                 continue
             yield placed(split, where.devices[:parts])
             if where.nodes > 1 and parts == where.nodes:
                 yield placed(split, where.devices[:: where.per_node])
 
 
-def _shard_counts(where: Range) -> tuple[int, ...]:
+def _shard_counts(where: Range, richness: int) -> tuple[int, ...]:
     count = where.count
     if count <= FEW:
         return tuple(parts for parts in range(1, count + 1) if count % parts == 0)
-    return tuple(sorted({1, where.per_node, where.nodes, count}))
+    return tuple(sorted({1, where.per_node, where.nodes if richness else 1, count}))
 
 
-def _nested(split: Mapping[str, int], sample: str, where: Range, is_rich: bool) -> Iterator[Placement]:
+def _nested(split: Mapping[str, int], sample: str, where: Range, richness: int) -> Iterator[Placement]:
     """Samples over groups of devices and another dim within each, or the other way round."""
     outer, inner = split.values()
     is_sample_first = next(iter(split)) == sample
     within = inner if is_sample_first else outer
     if (within, split[sample]) == (where.nodes, where.per_node) and within != where.per_node:
-        yield placed(split, where.across if is_sample_first else where.devices)
-    elif within == where.per_node or (is_rich and within <= 2 * where.per_node):
+        if richness:
+            yield placed(split, where.across if is_sample_first else where.devices)
+    elif within == where.per_node or (richness > 1 and within <= 2 * where.per_node):
         groups = Range(where.first, where.count, within)
         yield placed(split, where.devices if is_sample_first else groups.across)
 
