@@ -7,7 +7,7 @@ set of operands in which f is additive:
     split      f(x, z) = combine(f(partition(x), replicate(z)))           or reduce(...), over a summed dim
     push       partition(f(x, z)) = f(partition(x), replicate(z))
     pull       f(combine(x), z) = combine(f(x, replicate(z)))             or reduce(...), over a summed dim
-    meet       f(combine(x), y) = combine(f(x, partition(y)))             where x and y have the dim; or reduce(...)
+    meet       f(combine(x), y) = combine(f(x, partition(y)))             or reduce(...); both have the dim
     sum        f(reduce(x), z) = reduce(f(x, replicate(z)))
     replicate  replicate(f(x, z)) = f(replicate(x), replicate(z))
     pipeline   f(x, z) = batch(f(pipeline(x), z)), and pipeline(f(x, z)) = f(pipeline(x), z)
