@@ -16,7 +16,7 @@ seconds, `FIRST_SHARE` of it is for candidates. Ctrl-C ends it with the best so 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from soapstone import native
@@ -44,6 +44,9 @@ POLISHED = 2
 NEAR = 1.05
 """[choice] A finalist goes on only if it takes at most so much longer than the best."""
 
+SAME = 1e-6
+"""[choice] Finalists whose times differ by no more than this part are taken for the same one."""
+
 SPARING = (1e-12, 1e-11, 1e-10, 1e-9, 1e-8)
 """[choice] Seconds that a byte of weights on a device is priced at, in turn, until a mapping fits: from far
 below what it takes to read one to far above."""
@@ -61,9 +64,9 @@ class Scored:
     excess_bytes: int
 
     @property
-    def rank(self) -> tuple[int, float]:
-        """What fits comes before what does not, then the faster one."""
-        return self.excess_bytes, self.makespan_s
+    def rank(self) -> tuple[int, float, int]:
+        """What fits comes before what does not, then the faster one, then the one with fewer rewrites."""
+        return self.excess_bytes, self.makespan_s, len(self.candidate.rules)
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ def unity(
     )
     if stop is StopReason.INTERRUPTED:
         return report
-    going_on = [each for each in scored[:POLISHED] if each.makespan_s <= NEAR * best.makespan_s]
+    going_on = _going_on(scored)
     for left, each in zip(range(len(going_on), 0, -1), going_on, strict=True):
         given = dict(known or {}) if each.candidate.graph is graph else {}
         polished = _polished(each, setting, given, began, left, show)
@@ -181,6 +184,16 @@ def _scored(
             found = min(found, setting.score(each, spared.strategy), key=lambda one: one.rank)
         scored.append(found)
     return sorted(scored, key=lambda each: each.rank)
+
+
+def _going_on(scored: Sequence[Scored]) -> list[Scored]:
+    """The finalists that are polished: near the best, and not just as fast by a longer way."""
+    found = [scored[0]]
+    for each in scored[1:]:
+        is_new = all(abs(each.makespan_s - other.makespan_s) > SAME * other.makespan_s for other in found)
+        if len(found) < POLISHED and is_new and each.makespan_s <= NEAR * scored[0].makespan_s:
+            found.append(each)
+    return found
 
 
 def _polished(
