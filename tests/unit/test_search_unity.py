@@ -19,6 +19,7 @@ from soapstone.search.exact import exact_search
 from soapstone.search.find import SEARCHES, Options, find
 from soapstone.search.mcmc import Budget
 from soapstone.search.report import StopReason
+from soapstone.search.unity import views
 from soapstone.search.unity.mapping import Mapper, weight_bytes
 from soapstone.search.unity.selecting import Selection, directions, rewritings
 from soapstone.search.unity.splitting import LEAST_NODES, parts
@@ -164,6 +165,17 @@ def test_views_of_a_machine() -> None:
     assert all(len(set(p.devices)) == len(p.devices) for p in found)
     assert all(one.count + two.count == 12 for one, two in everything.divisions())
     assert weight_bytes(graph, block, placed({"o": 2}, (0, 1))) == 512 * 256 * 4
+
+
+def test_a_view_of_one_s_own_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two triples of a Summit node in turn, for what is split over all six devices; nothing elsewhere."""
+    monkeypatch.setattr(views, "VIEWS", {})
+    views.register_view("sockets", lambda where: [where.first + i for i in (0, 3, 1, 4, 2, 5)])
+    graph, machine = sums(384), preset("summit:1x6")
+    block = next(block for block in blocks(graph) if block.name == "one")
+    found = candidates(graph, block, whole(machine))
+    assert placed({"o": 6}, (0, 3, 1, 4, 2, 5)) in found
+    assert all(p.devices == tuple(range(len(p.devices))) for p in found if p.parts < 6)
 
 
 def test_parts_are_cut_where_the_fewest_rules_are() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from soapstone.ops import Op
 from soapstone.subst.emitting import emitted
@@ -93,12 +93,11 @@ def _base(name: str) -> str:
 @dataclass(frozen=True)
 class SideCost:
     """What a side of a rule costs, as far as no machine need be known: flops per device, operators that touch
-    elements, and data movement. `ops` are the operators of all its words."""
+    elements, and data movement."""
 
     flops: float
     kernels: tuple[str, ...]
     moves: tuple[str, ...]
-    ops: frozenset[str] = field(compare=False)
 
     def is_at_least(self, other: SideCost) -> bool:
         """Whether it costs what the other costs, or more, on every machine."""
@@ -127,18 +126,16 @@ def changes_cost(rule: Rule) -> bool:
 
 
 def _cost(side: Side, types: Mapping[Term, Typed], context: Context) -> SideCost:
-    flops, kernels, moves, ops = 0.0, Counter[str](), Counter[str](), set[str]()
+    flops, kernels, moves = 0.0, Counter[str](), Counter[str]()
     for call in calls(side):
         kind = types[call]
         if is_parallel(call.word):
             moves[f"{call.word} {types[call.args[0]].shape}"] += 1
-            ops.add(call.word)
             continue
         meant = applied(call, [types[arg].shape for arg in call.args], context)
         parts = kind.layout.parts
         assert isinstance(parts, int)
         flops += meant.op.flop_count(meant.signature) / parts
-        ops.add(meant.op.name)
         if not meant.op.is_view:
             kernels[f"{meant.op.name} {kind.shape}"] += 1
-    return SideCost(flops, tuple(sorted(kernels.elements())), tuple(sorted(moves.elements())), frozenset(ops))
+    return SideCost(flops, tuple(sorted(kernels.elements())), tuple(sorted(moves.elements())))

@@ -11,7 +11,7 @@ not brought in by rules here but by the mapping of every candidate, which search
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import heappop, heappush
@@ -23,7 +23,8 @@ from soapstone.subst.applying import apply
 from soapstone.subst.census import side_costs
 from soapstone.subst.matching import matches
 from soapstone.subst.rulebook import shipped
-from soapstone.subst.term import Call, Rule
+from soapstone.subst.term import Call, Rule, calls
+from soapstone.subst.words import op_name
 
 ALPHA = 1.05
 """[paper] Unity 5.1: how much worse than the best a candidate may be to be gone on from."""
@@ -45,19 +46,33 @@ class Direction:
 
 
 @cache
-def directions() -> tuple[Direction, ...]:
-    """What may be worth doing: uses of rules after which not everything costs the same or more."""
-    found = []
-    for rule in shipped().rules:
-        costs = None if rule.is_parallel else side_costs(rule)
-        if costs is None or costs[0] == costs[1]:
-            continue
-        left, right = costs
-        if not right.is_at_least(left):
-            found.append(Direction(rule, False, left.ops))
-        if not left.is_at_least(right):
-            found.append(Direction(rule, True, right.ops))
-    return tuple(found)
+def _all_directions() -> tuple[Direction, ...]:
+    """Both uses of every rule without parallel operators."""
+    return tuple(
+        Direction(rule, is_reversed, frozenset(op_name(call.word) for call in calls(side)))
+        for rule in shipped().rules
+        if not rule.is_parallel
+        for is_reversed, side in ((False, rule.left), (True, rule.right))
+    )
+
+
+@cache
+def _may_pay(direction: Direction) -> bool:
+    """Whether, after a use, not everything costs the same or more."""
+    costs = side_costs(direction.rule)
+    if costs is None:
+        return False
+    before, after = costs[::-1] if direction.is_reversed else costs
+    return not after.is_at_least(before)
+
+
+def directions(ops: Container[str] | None = None) -> tuple[Direction, ...]:
+    """The uses of rules that may pay, of those that look for these operators alone (for any, by default)."""
+    return tuple(
+        each
+        for each in _all_directions()
+        if (ops is None or all(name in ops for name in each.ops)) and _may_pay(each)
+    )
 
 
 @dataclass(frozen=True)
@@ -77,12 +92,11 @@ class Candidate:
 def rewritings(graph: Graph, among: frozenset[str]) -> Iterator[tuple[str, Graph]]:
     """Every graph that one use of a rule among these nodes leads to, and the rule's name."""
     ops = {node.op_name for node in graph.nodes if node.name in among}
-    for direction in directions():
-        if direction.ops <= ops:
-            for match in matches(graph, direction.rule, direction.is_reversed, among):
-                done = apply(graph, match)
-                if done is not None:
-                    yield direction.rule.name, done.graph
+    for direction in directions(ops):
+        for match in matches(graph, direction.rule, direction.is_reversed, among):
+            done = apply(graph, match)
+            if done is not None:
+                yield direction.rule.name, done.graph
 
 
 @dataclass
@@ -158,10 +172,9 @@ def _spans(graph: Graph) -> Iterator[list[str]]:
     """The nodes that each possible application of a rule takes in."""
     everything = frozenset(node.name for node in graph.nodes)
     ops = {node.op_name for node in graph.nodes}
-    for direction in directions():
-        if direction.ops <= ops:
-            for match in matches(graph, direction.rule, direction.is_reversed, everything):
-                yield [graph.producers[n].name for t, n in match.values.items() if isinstance(t, Call)]
+    for direction in directions(ops):
+        for match in matches(graph, direction.rule, direction.is_reversed, everything):
+            yield [graph.producers[n].name for t, n in match.values.items() if isinstance(t, Call)]
 
 
 def _looks(graph: Graph, part: frozenset[str]) -> Hashable:

@@ -8,12 +8,16 @@ Here it is the `devices` of a Placement, and these are looked at on a range of d
     copies  of what is not split on every device, or of what is split within a node on every node, for blocks
             without samples: they are computed from weights alone, and every device may do that for itself
 
+A machine whose structure says more (sockets within nodes, nodes within racks) may have views of its own:
+`register_view` adds an order of a range's devices, in which the shards of a block that is split over all of
+them are looked at, too.
+
 The range is what dynamic programming divides (`mapping`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -77,6 +81,18 @@ def whole(machine: Machine) -> Range:
     return Range(0, count, per_node)
 
 
+View = Callable[[Range], Sequence[int]]
+"""An order of a range's devices; a sequence of another length says that it has none for that range."""
+
+VIEWS: dict[str, View] = {}
+"""The views that were registered, by name."""
+
+
+def register_view(name: str, view: View) -> None:
+    """Let an order of devices be looked at, on every machine from now on."""
+    VIEWS[name] = view
+
+
 def candidates(graph: Graph, block: Block, where: Range, *, richness: int = 1) -> tuple[Placement, ...]:
     """The placements of a block that are looked at on a range, as far as its leader allows them.
 
@@ -102,8 +118,15 @@ def _split(graph: Graph, block: Block, where: Range, richness: int) -> Iterator[
                     yield from _nested(split, sample, where, richness)
                 continue
             yield placed(split, where.devices[:parts])
+            if parts == where.count > 1:
+                orders = (tuple(view(where)) for view in VIEWS.values())
+                yield from (placed(split, order) for order in orders if _is_order(order, where))
             if where.nodes > 1 and parts == where.nodes:
                 yield placed(split, where.devices[:: where.per_node])
+
+
+def _is_order(devices: tuple[int, ...], where: Range) -> bool:
+    return sorted(devices) == list(where.devices)
 
 
 def _shard_counts(where: Range, richness: int) -> tuple[int, ...]:
