@@ -18,7 +18,7 @@ a candidate that a rewrite changed in one place has all others already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -34,6 +34,7 @@ from soapstone.ops.box import volume
 from soapstone.search.baselines.anatomy import Anatomy
 from soapstone.search.baselines.elimination import Problem, minimum
 from soapstone.search.baselines.part_costs import PartCosts, connections
+from soapstone.search.unity.tables import Costs, Table, at_once, best_of, reordered, share_of, summed
 from soapstone.search.unity.views import Range, candidates, whole
 from soapstone.strategy.blocks import Block
 from soapstone.strategy.layout import layout
@@ -54,17 +55,6 @@ MOST_DIVISIONS = 4
 
 KNOTTED = 60
 """[choice] A knot of more blocks is given one set of choices only."""
-
-Costs = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Table:
-    """The least cost of a part of a graph for each placement of the blocks before and after it, and the
-    placements of its blocks, in order, that have this cost."""
-
-    cost_s: Costs
-    pick: Callable[[int, int], tuple[Placement, ...]]
 
 
 @dataclass(frozen=True)
@@ -245,7 +235,7 @@ class _Mapping:
             table = self._side_by_side(a, b, sides, where, depth)
             places = {i: n for n, i in enumerate(i for side in sides for i in side)}
             order = [places[i] for i in inner]
-            return Table(direct + table.cost_s, lambda x, y: _reordered(table.pick(x, y), order))
+            return Table(direct + table.cost_s, lambda x, y: reordered(table.pick(x, y), order))
         cuts = self._cuts(a, b, inner)
         table = self._in_sequence(a, b, inner, cuts, where, depth) if cuts else self._knot(a, b, inner, where)
         return Table(direct + table.cost_s, table.pick)
@@ -328,18 +318,18 @@ class _Mapping:
         each."""
         if len(sides) == 1:
             return self._alone(a, b, sides[0], where, depth)
-        options = [_summed([self._alone(a, b, side, where, depth) for side in sides])]
+        options = [summed([self._alone(a, b, side, where, depth) for side in sides])]
         if where.count > 1 and depth < MOST_DIVISIONS and self._effort < MOST_EFFORT:
             works = [self._work_s(side) for side in sides]
             for one, two in where.divisions():
-                first = _share(works, one.count / where.count)
+                first = share_of(works, one.count / where.count)
                 options.append(
-                    _at_once(
+                    at_once(
                         self._side_by_side(a, b, sides[:first], one, depth + 1),
                         self._side_by_side(a, b, sides[first:], two, depth + 1),
                     )
                 )
-        return _best(options)
+        return best_of(options)
 
     @property
     def _effort(self) -> int:
@@ -360,7 +350,7 @@ class _Mapping:
         sets: dict[tuple[int, ...], None] = {}
         for y in range(self._width(b)) if len(inner) <= KNOTTED else (None,):
             sets[self._chosen(a, b, inner, where, y)] = None
-        return _best([self._fixed(a, b, inner, where, chosen) for chosen in sets])
+        return best_of([self._fixed(a, b, inner, where, chosen) for chosen in sets])
 
     def _chosen(
         self, a: End, b: End, inner: tuple[int, ...], where: Range, after: int | None
@@ -393,36 +383,6 @@ class _Mapping:
                     cost_s = cost_s + self._edge(End(j, where), here)[at[j], c]
         placements = tuple(self._placements(i, where)[c] for i, c in at.items())
         return Table(cost_s, lambda _, __: placements)
-
-
-def _reordered(placements: Sequence[Placement], order: Sequence[int]) -> tuple[Placement, ...]:
-    return tuple(placements[n] for n in order)
-
-
-def _summed(tables: Sequence[Table]) -> Table:
-    return Table(
-        np.sum([table.cost_s for table in tables], axis=0),
-        lambda x, y: tuple(placement for table in tables for placement in table.pick(x, y)),
-    )
-
-
-def _at_once(one: Table, two: Table) -> Table:
-    return Table(np.maximum(one.cost_s, two.cost_s), lambda x, y: (*one.pick(x, y), *two.pick(x, y)))
-
-
-def _best(tables: Sequence[Table]) -> Table:
-    costs = np.stack([table.cost_s for table in tables])
-    which = costs.argmin(axis=0)
-    return Table(costs.min(axis=0), lambda x, y: tables[which[x, y]].pick(x, y))
-
-
-def _share(works: Sequence[float], part: float) -> int:
-    """How many of the first sides have about this part of the work; at least one, and not all."""
-    total, done, best = sum(works), 0.0, (float("inf"), 1)
-    for n, work in enumerate(works[:-1], 1):
-        done += work
-        best = min(best, (abs(done / total - part) if total else abs(n / len(works) - part), n))
-    return best[1]
 
 
 def weight_bytes(graph: Graph, block: Block, placement: Placement) -> int:
