@@ -38,9 +38,6 @@ DEFAULT_BUDGET = "30s"
 EXACT_PROPOSALS = 5000
 """[choice] Of each chain that looks for a strategy for the exact search to start from."""
 
-AUTO_CHAINS_SHARE = 0.5
-"""[choice] The part of the seconds of `auto` that chains on the given graph have to themselves."""
-
 LONGEST_S = 365 * 24 * 3600
 """[choice] The longest budget: a year."""
 
@@ -160,15 +157,18 @@ def _by_all(
     options: Options,
     show: ShowSearch | None,
 ) -> SearchReport:
-    """The chains of `mcmc` on the graph as it is, then the joint search, which also goes on from what they
-    found: never worse than those chains with their share of the budget."""
-    seconds = options.budget.seconds
-    share = replace(options.budget, seconds=None if seconds is None else seconds * AUTO_CHAINS_SHARE)
-    chains = _by_chains("mcmc", graph, machine, costs, replace(options, budget=share), show)
+    """The joint search and the chains of `mcmc` together.
+
+    With seconds, the mapping that the joint search finds for the given graph is one more start of the chains.
+    With proposals, which are for each chain and not to be shared, the chains come first, just as `mcmc` has
+    them, so that the result is never worse than theirs.
+    """
+    setting = _setting(machine, costs, options, options.budget)
+    if options.budget.seconds is not None:
+        return replace(unity(graph, setting, None, show, all_starts=True), method="auto")
+    chains = _by_chains("mcmc", graph, machine, costs, options, show)
     if chains.stop is StopReason.INTERRUPTED:
         return replace(chains, method="auto")
-    left_s = None if seconds is None else max(0.1, seconds - chains.elapsed_s)
-    setting = _setting(machine, costs, options, replace(options.budget, seconds=left_s))
     found = unity(graph, setting, {"chains so far": chains.strategy}, show)
     return replace(joined(chains, found), method="auto")
 

@@ -235,8 +235,8 @@ class _Search:
     ) -> StopReason:
         """Run all starts, then rounds from the best, until nothing is left to do; then move less."""
         names = [name for name in self.rules.starts if name == RANDOM or name in self._applicable]
-        starts = [self._continued(name, strategy) for name, strategy in known.items()]
-        starts += [self._start(name) for name in names]
+        starts = [self._start(name) for name in names]
+        starts += [self._continued(name, strategy) for name, strategy in known.items()]
         with ThreadPoolExecutor(threads) as pool:
             try:
                 self._round(pool, threads, starts, show)

@@ -1,6 +1,7 @@
 """Unity's joint search: substitutions and machine mappings together.
 
 views       where blocks may run: ranges of devices, and placements on them
+tables      what parts of a graph cost at least, and how that is joined
 mapping     machine mappings by dynamic programming
 splitting   a graph in parts that are rewritten one at a time
 selecting   substitutions by cost-based backtracking

@@ -24,7 +24,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.search.baselines import data_parallel
-from soapstone.search.mcmc import RULES, Budget, mcmc
+from soapstone.search.mcmc import RULES, Budget, Rules, mcmc
 from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport, StopReason
 from soapstone.search.unity.mapping import Mapped, Mapper
 from soapstone.search.unity.selecting import Candidate, Selection
@@ -102,9 +102,11 @@ def unity(
     show: ShowSearch | None = None,
     *,
     rewrites: bool = True,
+    all_starts: bool = False,
 ) -> SearchReport:
     """The best graph and strategy that the joint search finds. Chains also start from strategies of the given
-    graph that are `known`, by name. Without `rewrites` the graph stays as it is."""
+    graph that are `known`, by name, and with `all_starts` from all those of `mcmc`: then chains run on the
+    given graph in any case. Without `rewrites` the graph stays as it is."""
     began = setting.budget.clock()
     mapper = Mapper(setting.machine, setting.costs)
     selection, stop = _selected(graph, setting, mapper, began, show, rewrites)
@@ -134,9 +136,13 @@ def unity(
     if stop is StopReason.INTERRUPTED:
         return report
     going_on = _going_on(scored)
+    if all_starts:
+        given_graph = next(each for each in scored if each.candidate.graph is graph)
+        going_on = [best, given_graph] if best is not given_graph else [best]
+    rules = replace(RULES["mcmc"], name="unity") if all_starts else POLISHING
     for left, each in zip(range(len(going_on), 0, -1), going_on, strict=True):
         given = dict(known or {}) if each.candidate.graph is graph else {}
-        polished = _polished(each, setting, given, began, left, show)
+        polished = _polished(each, setting, rules, given, began, left, show)
         report = joined(report, polished)
         if report.stop is StopReason.INTERRUPTED:
             break
@@ -199,6 +205,7 @@ def _going_on(scored: Sequence[Scored]) -> list[Scored]:
 def _polished(
     best: Scored,
     setting: Setting,
+    rules: Rules,
     known: Mapping[str, Strategy],
     began: float,
     sharing: int,
@@ -213,7 +220,7 @@ def _polished(
         best.candidate.graph,
         setting.machine,
         setting.costs,
-        method=POLISHING,
+        method=rules,
         budget=budget,
         seed=setting.seed,
         threads=setting.threads,
