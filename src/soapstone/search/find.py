@@ -159,13 +159,14 @@ def _by_all(
 ) -> SearchReport:
     """The joint search and the chains of `mcmc` together.
 
-    With seconds, the mapping that the joint search finds for the given graph is one more start of the chains.
-    With proposals, which are for each chain and not to be shared, the chains come first, just as `mcmc` has
-    them, so that the result is never worse than theirs.
+    With seconds, the experts' strategies are further starts of the joint search's chains, where they are
+    nearly as good as its mapping; OptCNN's is left out, since the mapping is found in the same way, in a
+    larger space. With proposals, which are for each chain and not to be shared, the chains come first, just
+    as `mcmc` has them, so that the result is never worse than theirs.
     """
     setting = _setting(machine, costs, options, options.budget)
     if options.budget.seconds is not None:
-        return replace(unity(graph, setting, None, show, all_starts=True), method="auto")
+        return replace(unity(graph, setting, None, show, experts=True), method="auto")
     chains = _by_chains("mcmc", graph, machine, costs, options, show)
     if chains.stop is StopReason.INTERRUPTED:
         return replace(chains, method="auto")

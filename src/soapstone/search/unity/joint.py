@@ -23,8 +23,8 @@ from soapstone import native
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.graph import Graph
 from soapstone.machine import Machine
-from soapstone.search.baselines import data_parallel
-from soapstone.search.mcmc import RULES, Budget, Rules, mcmc
+from soapstone.search.baselines import applicable, baseline, data_parallel
+from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc
 from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport, StopReason
 from soapstone.search.unity.mapping import Mapped, Mapper
 from soapstone.search.unity.selecting import Candidate, Selection
@@ -43,6 +43,9 @@ POLISHED = 2
 
 NEAR = 1.05
 """[choice] A finalist goes on only if it takes at most so much longer than the best."""
+
+WORTH = 1.2
+"""[choice] A start that takes longer than so many times the mapping is not worth the time of a chain."""
 
 SAME = 1e-6
 """[choice] Finalists whose times differ by no more than this part are taken for the same one."""
@@ -102,11 +105,14 @@ def unity(
     show: ShowSearch | None = None,
     *,
     rewrites: bool = True,
-    all_starts: bool = False,
+    experts: bool = False,
 ) -> SearchReport:
-    """The best graph and strategy that the joint search finds. Chains also start from strategies of the given
-    graph that are `known`, by name, and with `all_starts` from all those of `mcmc`: then chains run on the
-    given graph in any case. Without `rewrites` the graph stays as it is."""
+    """The best graph and strategy that the joint search finds.
+
+    Chains also start from strategies of the given graph that are `known`, by name. With `experts` they start
+    from the experts' strategies, too, as far as these are nearly as good, and run on the given graph in any
+    case. Without `rewrites` the graph stays as it is.
+    """
     began = setting.budget.clock()
     mapper = Mapper(setting.machine, setting.costs)
     selection, stop = _selected(graph, setting, mapper, began, show, rewrites)
@@ -136,13 +142,14 @@ def unity(
     if stop is StopReason.INTERRUPTED:
         return report
     going_on = _going_on(scored)
-    if all_starts:
-        given_graph = next(each for each in scored if each.candidate.graph is graph)
-        going_on = [best, given_graph] if best is not given_graph else [best]
-    rules = replace(RULES["mcmc"], name="unity") if all_starts else POLISHING
+    given = dict(known or {})
+    if experts:
+        unchanged = next(each for each in scored if each.candidate.graph is graph)
+        going_on = [best, unchanged] if best is not unchanged else [best]
+        given |= _experts(unchanged, setting)
     for left, each in zip(range(len(going_on), 0, -1), going_on, strict=True):
-        given = dict(known or {}) if each.candidate.graph is graph else {}
-        polished = _polished(each, setting, rules, given, began, left, show)
+        starts = given if each.candidate.graph is graph else {}
+        polished = _polished(each, setting, starts, began, left, show)
         report = joined(report, polished)
         if report.stop is StopReason.INTERRUPTED:
             break
@@ -202,10 +209,20 @@ def _going_on(scored: Sequence[Scored]) -> list[Scored]:
     return found
 
 
+def _experts(unchanged: Scored, setting: Setting) -> dict[str, Strategy]:
+    """What people would do with the given graph, where that is nearly as good as its mapping."""
+    graph, found = unchanged.candidate.graph, dict[str, Strategy]()
+    for each in applicable(graph, setting.machine):
+        if each.name in (*EXPERTS, "model_parallel"):
+            strategy = baseline(each.name, graph, setting.machine, setting.costs, setting.seed)
+            if setting.score(unchanged.candidate, strategy).makespan_s <= WORTH * unchanged.makespan_s:
+                found[each.name] = strategy
+    return found
+
+
 def _polished(
     best: Scored,
     setting: Setting,
-    rules: Rules,
     known: Mapping[str, Strategy],
     began: float,
     sharing: int,
@@ -220,7 +237,7 @@ def _polished(
         best.candidate.graph,
         setting.machine,
         setting.costs,
-        method=rules,
+        method=POLISHING,
         budget=budget,
         seed=setting.seed,
         threads=setting.threads,
