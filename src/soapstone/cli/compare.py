@@ -35,7 +35,7 @@ from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plans import Prediction, simulation
 from soapstone.report.figures import Figures, figures
 from soapstone.search.baselines import BASELINES, baseline
-from soapstone.search.find import Options, settled
+from soapstone.search.find import DEFAULT_SEARCH, Options, settled
 from soapstone.search.report import SearchReport
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import native_tasks
@@ -52,7 +52,7 @@ def register(app: typer.Typer) -> None:
 def compare(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     machine: MachineOption,
-    search: SearchOption = "mcmc",
+    search: SearchOption = DEFAULT_SEARCH,
     budget: BudgetOption = None,
     proposals: ProposalsOption = None,
     seed: SeedOption = 0,

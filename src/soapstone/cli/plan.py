@@ -42,7 +42,7 @@ from soapstone.report.decisions import Row, foremost, rows
 from soapstone.report.figures import ALIKE, Figures, figures, is_alike, reasons
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.baselines.scoring import Scorer
-from soapstone.search.find import Options, Settled, settled
+from soapstone.search.find import DEFAULT_SEARCH, Options, Settled, settled
 from soapstone.search.mcmc import EXPERTS
 from soapstone.search.report import SearchReport, StartReport
 from soapstone.sim.memory import STATES_PER_WEIGHT
@@ -63,7 +63,7 @@ def register(app: typer.Typer) -> None:
 def plan(  # noqa: PLR0913, PLR0917, a command has a parameter for each option
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     machine: MachineOption,
-    search: SearchOption = "mcmc",
+    search: SearchOption = DEFAULT_SEARCH,
     budget: BudgetOption = None,
     proposals: ProposalsOption = None,
     seed: SeedOption = 0,

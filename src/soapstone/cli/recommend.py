@@ -33,7 +33,7 @@ from soapstone.machine.checks import did_you_mean
 from soapstone.machine.presets import PRESETS, Preset
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plans import Plan
-from soapstone.search.find import Options, settled
+from soapstone.search.find import DEFAULT_SEARCH, Options, settled
 
 DEFAULT_BUDGET = "5s"
 """[choice] How long each size is searched: several sizes together should not take minutes."""
@@ -75,7 +75,7 @@ def recommend(  # noqa: PLR0913, PLR0917, a command has a parameter for each opt
         int | None,
         typer.Option("--most", min=1, max=4096, help="The most devices (default: the preset's size)."),
     ] = None,
-    search: SearchOption = "mcmc",
+    search: SearchOption = DEFAULT_SEARCH,
     budget: BudgetOption = None,
     proposals: ProposalsOption = None,
     seed: SeedOption = 0,
