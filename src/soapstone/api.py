@@ -28,7 +28,7 @@ from soapstone.runtime.run import state_of
 from soapstone.runtime.session import joined
 from soapstone.runtime.trainer import Options, Trainer
 from soapstone.runtime.wire import TIMEOUT_S, Wire
-from soapstone.search.find import DEFAULT_BUDGET, budget_seconds, find, settled
+from soapstone.search.find import DEFAULT_BUDGET, DEFAULT_SEARCH, budget_seconds, find, settled
 from soapstone.search.find import Options as SearchOptions
 from soapstone.search.mcmc import Budget
 from soapstone.search.pipelines import Wanted
@@ -42,7 +42,7 @@ def plan(  # noqa: PLR0913, one parameter for each thing a user may decide
     loss: str | Loss | None = None,
     budget: str | float | None = None,
     proposals: int | None = None,
-    search: str = "mcmc",
+    search: str = DEFAULT_SEARCH,
     seed: int = 0,
     threads: int | None = None,
     costs: str = "auto",

@@ -25,6 +25,7 @@ from soapstone.search.baselines.layers import layers
 from soapstone.search.baselines.megatron import Groups
 from soapstone.search.baselines.registry import Given
 from soapstone.search.baselines.scoring import Scorer
+from soapstone.search.baselines.taso_then_flexflow import taso_then_flexflow
 from soapstone.search.baselines.wu import depths
 from soapstone.sim.reference import simulate
 from soapstone.strategy.strategy import Strategy
@@ -45,6 +46,10 @@ EXPERTS = {
 """The models of the zoo that each expert's strategy is for."""
 
 
+SEARCHING = {"colocrl", "taso_then_flexflow"}
+"""The baselines that take long; they are tried with less to do."""
+
+
 @cache
 def tiny(name: str) -> Graph:
     return load(name, devices=4, tiny=True).captured().graph
@@ -58,10 +63,12 @@ def degrees(strategy: Strategy) -> dict[str, dict[str, int]]:
 def test_every_baseline_that_applies_gives_a_legal_strategy(name: str) -> None:
     graph = tiny(name)
     found = {each.name for each in applicable(graph, TWO_BY_TWO)}
-    for each in (BASELINES[name] for name in found - {"colocrl"}):
+    for each in (BASELINES[name] for name in found - SEARCHING):
         strategy = each.build(Given(graph, TWO_BY_TWO, COSTS, 0))
         strategy.checked(TWO_BY_TWO)
     colocrl(graph, TWO_BY_TWO, COSTS, 0, BRIEF).checked(TWO_BY_TWO)
+    if name in ("lenet", "dlrm", "rnnlm"):
+        taso_then_flexflow(graph, TWO_BY_TWO, COSTS, 0, 5).checked(TWO_BY_TWO)
     assert found & EXPERTS.keys() == {expert for expert, models in EXPERTS.items() if name in models}
     assert found >= BASELINES.keys() - EXPERTS.keys()
 
@@ -71,7 +78,7 @@ def test_every_baseline_that_applies_gives_a_legal_strategy(name: str) -> None:
 def test_every_baseline_that_applies_is_legal_on_any_graph_and_machine(graph: Graph, name: str) -> None:
     machine = preset(name)
     for each in applicable(graph, machine):
-        if each.name != "colocrl":
+        if each.name not in SEARCHING:
             each.build(Given(graph, machine, COSTS, 0)).checked(machine)
     colocrl(graph, machine, COSTS, 0, BRIEF).checked(machine)
 
@@ -81,7 +88,7 @@ def test_every_baseline_that_applies_is_legal_on_any_graph_and_machine(graph: Gr
 def test_few_and_odd_devices_do_as_well(model: str, machine: str) -> None:
     devices = preset(machine)
     for each in applicable(tiny(model), devices):
-        if each.name != "colocrl":
+        if each.name not in SEARCHING:
             each.build(Given(tiny(model), devices, COSTS, 0)).checked(devices)
 
 

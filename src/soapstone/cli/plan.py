@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -311,6 +312,11 @@ def _print_search(screen: Console, found: _Found) -> None:
     screen.print(Text("How it was found:", style="bold"))
     took = SECONDS.short_text(report.elapsed_s)
     screen.print(_indented(f"{report.method}, seed {report.seed}: {_counted(report)}, {took}; {report.stop}"))
+    if report.rewrites:
+        used = ", ".join(f"{name} ({n})" if n > 1 else name for name, n in Counter(report.rewrites).items())
+        screen.print(
+            _indented(f"The graph was rewritten by {used}; `soapstone rules show NAME` shows a rule.")
+        )
     if report.is_optimal:
         screen.print(_indented("It is proved that nothing faster exists."))
     elif report.gap is not None and report.lower_bound_s is not None:

@@ -13,7 +13,15 @@ from soapstone.cli.output import progress
 from soapstone.cli.problem import Problem
 from soapstone.errors import PlanError
 from soapstone.machine.checks import did_you_mean
-from soapstone.search.find import DEFAULT_BUDGET, SEARCHES, Options, budget_seconds, find, search_named
+from soapstone.search.find import (
+    DEFAULT_BUDGET,
+    DEFAULT_SEARCH,
+    SEARCHES,
+    Options,
+    budget_seconds,
+    find,
+    search_named,
+)
 from soapstone.search.mcmc import Budget
 from soapstone.search.pipelines import Wanted
 from soapstone.search.report import SearchReport, StopReason
@@ -26,7 +34,9 @@ LARGEST_SEED = 2**32 - 1
 class Searching:
     """How to search: the options of every command that does."""
 
-    search: Annotated[str, typer.Option("--search", help=f"How to search: {', '.join(SEARCHES)}.")] = "mcmc"
+    search: Annotated[str, typer.Option("--search", help=f"How to search: {', '.join(SEARCHES)}.")] = (
+        DEFAULT_SEARCH
+    )
     budget: Annotated[
         str | None,
         typer.Option(

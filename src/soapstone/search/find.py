@@ -24,7 +24,8 @@ from soapstone.search.baselines import applicable, baseline
 from soapstone.search.exact import exact_search, is_in_space, lower_bound
 from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc
 from soapstone.search.pipelines import Wanted, pipeline_search
-from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport
+from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport, StopReason
+from soapstone.search.unity import Setting, joined, unity
 from soapstone.strategy.blocks import blocks
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import native_tasks
@@ -34,6 +35,10 @@ RESORTS = ("data_parallel", "optcnn", *EXPERTS, "pipeline", "model_parallel")
 
 
 DEFAULT_BUDGET = "30s"
+
+DEFAULT_SEARCH = "mcmc"
+"""[measured] bench/unity.py searches: `auto` is better on three of six models and worse on two, by less than
+0.1 %; it becomes the default when it is worse on none."""
 
 EXACT_PROPOSALS = 5000
 """[choice] Of each chain that looks for a strategy for the exact search to start from."""
@@ -63,7 +68,7 @@ class Options:
     strategy may take longer than the best that was found, if links are then less busy. `pipeline` is what is
     decided beforehand where a pipeline is searched for."""
 
-    search: str = "mcmc"
+    search: str = DEFAULT_SEARCH
     budget: Budget = field(default_factory=Budget)
     seed: int = 0
     threads: int = 2
@@ -157,9 +162,49 @@ def _as_pipeline(
     )
 
 
+def _jointly(
+    graph: Graph,
+    machine: Machine,
+    costs: AnalyticCosts,
+    options: Options,
+    show: ShowSearch | None,
+) -> SearchReport:
+    return unity(graph, _setting(machine, costs, options, options.budget), None, show)
+
+
+def _setting(machine: Machine, costs: AnalyticCosts, options: Options, budget: Budget) -> Setting:
+    return Setting(machine, costs, budget, options.seed, options.threads, options.optimizer, options.slack)
+
+
+def _by_all(
+    graph: Graph,
+    machine: Machine,
+    costs: AnalyticCosts,
+    options: Options,
+    show: ShowSearch | None,
+) -> SearchReport:
+    """The joint search and the chains of `mcmc` together.
+
+    With seconds, the experts' strategies are further starts of the joint search's chains, where they are
+    nearly as good as its mapping; OptCNN's is left out, since the mapping is found in the same way, in a
+    larger space. With proposals, which are for each chain and not to be shared, the chains come first, just
+    as `mcmc` has them, so that the result is never worse than theirs.
+    """
+    setting = _setting(machine, costs, options, options.budget)
+    if options.budget.seconds is not None:
+        return replace(unity(graph, setting, None, show, experts=True), method="auto")
+    chains = _by_chains("mcmc", graph, machine, costs, options, show)
+    if chains.stop is StopReason.INTERRUPTED:
+        return replace(chains, method="auto")
+    found = unity(graph, setting, {"chains so far": chains.strategy}, show)
+    return replace(joined(chains, found), method="auto")
+
+
 SEARCHES: Mapping[str, Search] = MappingProxyType(
     {
+        "auto": _by_all,
         **{name: partial(_by_chains, name) for name in RULES},
+        "unity": _jointly,
         "exact": _exactly,
         "pipeline": _as_pipeline,
     }
@@ -182,7 +227,7 @@ def find(
     report = search_named(options.search)(graph, machine, costs, options, show)
     # What bounds strategies of whole batches does not bound those of micro-batches.
     if report.lower_bound_s is None and report.strategy.pipeline is None:
-        report = replace(report, lower_bound_s=lower_bound(graph, machine, costs).seconds)
+        report = replace(report, lower_bound_s=lower_bound(report.strategy.graph, machine, costs).seconds)
     return report
 
 

@@ -21,7 +21,7 @@ the whole search is; with one of seconds, the machine's speed decides where the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,8 +31,10 @@ from time import monotonic
 
 from soapstone import native
 from soapstone.cost.analytic import AnalyticCosts
+from soapstone.errors import StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
+from soapstone.ops import Kind
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport, StopReason
 from soapstone.sim.memory import STATES_PER_WEIGHT
@@ -132,9 +134,13 @@ def mcmc(  # noqa: PLR0913, a search has that many sides
     optimizer: str = "momentum",
     memory_share: float = 1.0,
     slack: float = 0.0,
+    known: Mapping[str, Strategy] | None = None,
+    without: frozenset[Kind] = frozenset(),
     show: ShowSearch | None = None,
 ) -> SearchReport:
-    """The best strategy that the chains of a method find, one of `RULES` or another.
+    """The best strategy that the chains of a method find, one of `RULES` or another. They start from the
+    strategies that are `known`, by name, beside those of the method. Dims of the kinds in `without` are
+    not split (those that count samples are); a start that splits one is refused.
 
     A KeyboardInterrupt ends the search, and what was found until then is returned. Strategies may take
     `memory_share` of what devices have. `slack` is by what part the strategy may take longer than the best
@@ -145,8 +151,9 @@ def mcmc(  # noqa: PLR0913, a search has that many sides
         1 + STATES_PER_WEIGHT[optimizer],
     )
     rules = method if isinstance(method, Rules) else RULES[method]
-    search = _Search(graph, machine, costs or AnalyticCosts(), rules, budget or Budget(), seed, limits)
-    stop = search.run(threads, slack, show)
+    problem = FlatProblem(graph, machine, costs or AnalyticCosts(), without=without)
+    search = _Search(problem, rules, budget or Budget(), seed, limits)
+    stop = search.run(threads, slack, show, known or {})
     record = search.record
     if record.strategy is None:
         raise KeyboardInterrupt  # before the first strategy was looked at
@@ -208,9 +215,7 @@ class _Search:
 
     def __init__(
         self,
-        graph: Graph,
-        machine: Machine,
-        costs: AnalyticCosts,
+        problem: FlatProblem,
         rules: Rules,
         budget: Budget,
         seed: int,
@@ -218,22 +223,27 @@ class _Search:
     ) -> None:
         self.clock = budget.clock
         self.began = self.clock()
-        self.graph, self.machine, self.costs = graph, machine, costs
-        self.problem = FlatProblem(graph, machine, costs)
+        self.graph, self.machine, self.costs = problem.graph, problem.machine, problem.costs
+        self.problem = problem
         self.rules, self.budget, self.seed, self.limits = rules, budget, seed, limits
         self.record, self.reports = _Record(), list[StartReport]()
         self.is_stopped = Event()
         self.chains = 0
 
-    def run(self, threads: int, slack: float, show: ShowSearch | None) -> StopReason:
+    def run(
+        self, threads: int, slack: float, show: ShowSearch | None, known: Mapping[str, Strategy]
+    ) -> StopReason:
         """Run all starts, then rounds from the best, until nothing is left to do; then move less."""
         names = [name for name in self.rules.starts if name == RANDOM or name in self._applicable]
+        starts = [self._start(name) for name in names]
+        starts += [self._continued(name, strategy) for name, strategy in known.items()]
         with ThreadPoolExecutor(threads) as pool:
             try:
-                self._round(pool, threads, [self._start(name) for name in names], show)
+                self._round(pool, threads, starts, show)
                 while self.rules.first_share < 1 and self._has_time():
                     before_s = self.record.best_s
-                    again = [self._continued(f"round from {before_s:.6g} s") for _ in range(ROUND_CHAINS)]
+                    name, best = f"round from {before_s:.6g} s", self.record.strategy
+                    again = [self._continued(name, best) for _ in range(ROUND_CHAINS)]
                     self._round(pool, threads, again, show)
                     if self.budget.proposals is not None and self.record.best_s == before_s:
                         break
@@ -276,8 +286,8 @@ class _Search:
 
         return run
 
-    def _continued(self, name: str) -> Callable[[float], StartReport]:
-        number, strategy = self._number(), self.record.strategy
+    def _continued(self, name: str, strategy: Strategy | None) -> Callable[[float], StartReport]:
+        number = self._number()
         return lambda until: _Chain(self, name, strategy, number).run(until)
 
     def _quieter(self, slack: float, until: float) -> StartReport:
@@ -351,7 +361,13 @@ class _Chain:
             self.native.place_at_random()
         else:
             for number_of_block, degrees, placement in _placements(problem, strategy):
-                self.native.place(number_of_block, degrees, placement.copies, list(placement.devices))
+                devices = list(placement.devices)
+                if not self.native.place(number_of_block, degrees, placement.copies, devices):
+                    block = problem.blocks[number_of_block].name
+                    raise StrategyError(
+                        f"the search cannot start from '{name}': block '{block}' is split by"
+                        f" {placement.degree_of}, which it may not be"
+                    )
         self.first_s = self.native.makespan()
         self.mark_s, self.marked_at = self.first_s, 0  # the last progress worth the name
 

@@ -48,7 +48,8 @@ class StartReport:
 class SearchReport:
     """The best strategy that was found. `makespan_s` is what the native core predicts for it, `fits`
     whether every device has the memory for it. The curve is that of all starts together; no strategy takes
-    less than `lower_bound_s`, if that is known."""
+    less than `lower_bound_s`, if that is known. `rewrites` are the rules by which the strategy's graph was
+    made from the one that was given, in the order of their use."""
 
     method: str
     seed: int
@@ -60,6 +61,7 @@ class SearchReport:
     elapsed_s: float
     stop: StopReason
     lower_bound_s: float | None = None
+    rewrites: tuple[str, ...] = ()
 
     @property
     def proposals(self) -> int:
@@ -96,6 +98,7 @@ class SearchReport:
             "stop": self.stop.value,
             "is_optimal": self.is_optimal,
             "lower_bound_s": self.lower_bound_s,
+            "rewrites": list(self.rewrites),
             "curve": [[point.elapsed_s, point.proposals, point.best_s] for point in self.curve],
             "starts": [
                 {

@@ -196,20 +196,23 @@ class _Draft:
 
 
 def _needed(nodes: list[Node], wanted: list[str]) -> list[Node] | None:
-    """The nodes that lead to what is wanted, in an order in which they can run; None if there is none."""
+    """The nodes that lead to what is wanted, in an order in which they can run; None if there is none.
+
+    What a node reads comes right before it, if it was not there already. No recursion: graphs are deep.
+    """
     producers = {name: node for node in nodes for name in node.outputs}
-    ordered: list[Node] = []
-    state: dict[str, bool] = {}
-
-    def visit(node: Node) -> bool:
-        done = state.get(node.name)
-        if done is not None:
-            return done
-        state[node.name] = False
-        if not all(visit(producers[name]) for name in node.reads if name in producers):
-            return False
-        state[node.name] = True
-        ordered.append(node)
-        return True
-
-    return ordered if all(visit(producers[name]) for name in wanted if name in producers) else None
+    ordered: dict[str, Node] = {}
+    begun: set[str] = set()
+    left = [producers[name] for name in reversed(wanted) if name in producers]
+    while left:
+        node = left[-1]
+        before = [producers[n] for n in node.reads if n in producers and producers[n].name not in ordered]
+        if node.name in ordered or not before:
+            left.pop()
+            ordered[node.name] = node
+        elif node.name in begun:
+            return None
+        else:
+            begun.add(node.name)
+            left += reversed(before)
+    return list(ordered.values())

@@ -7,6 +7,7 @@ set of operands in which f is additive:
     split      f(x, z) = combine(f(partition(x), replicate(z)))           or reduce(...), over a summed dim
     push       partition(f(x, z)) = f(partition(x), replicate(z))
     pull       f(combine(x), z) = combine(f(x, replicate(z)))             or reduce(...), over a summed dim
+    meet       f(combine(x), y) = combine(f(x, partition(y)))             or reduce(...); both have the dim
     sum        f(reduce(x), z) = reduce(f(x, replicate(z)))
     replicate  replicate(f(x, z)) = f(replicate(x), replicate(z))
     pipeline   f(x, z) = batch(f(pipeline(x), z)), and pipeline(f(x, z)) = f(pipeline(x), z)
@@ -173,6 +174,8 @@ def _along(use: _Use, axes: Mapping[int, int], axis: int) -> Iterator[Rule]:
     copied = use(x if i in axes else _parallel("replicate", x) for i, x in enumerate(xs))
     layouts = {i: _degree_at(len(use.shapes[i]), at) for i, at in axes.items()}
     yield _rule(use, "pull", joined, _parallel("combine", copied, axis), layouts)
+    for left, right, given in _meetings(use, axes):
+        yield _rule(use, "meet", left, _parallel("combine", right, axis), given)
     piped = use(_parallel("pipeline", x, axes[i]) if i in axes else x for i, x in enumerate(xs))
     yield _rule(use, "pipeline", use(xs), _parallel("batch", piped, axis))
     yield _rule(use, "pipeline", _parallel("pipeline", use(xs), axis), piped)
@@ -185,6 +188,20 @@ def _summed(use: _Use, axes: Mapping[int, int]) -> Iterator[Rule]:
     copied = use(x if i in axes else _parallel("replicate", x) for i, x in enumerate(xs))
     layouts = {i: _degree_at(len(use.shapes[i]), at) for i, at in axes.items()}
     yield _rule(use, "pull", joined, _parallel("reduce", copied), layouts)
+    for left, right, given in _meetings(use, axes):
+        yield _rule(use, "meet", left, _parallel("reduce", right), given)
+
+
+def _meetings(use: _Use, axes: Mapping[int, int]) -> Iterator[tuple[Call, Call, dict[int, Layout]]]:
+    """One operand of several that have a dim is split already: the others are split to meet it."""
+    xs = use.variables
+    for one, at in axes.items() if len(axes) > 1 else ():
+        left = use(_parallel("combine", x, at) if i == one else x for i, x in enumerate(xs))
+        right = use(
+            x if i == one else _parallel("partition", x, axes[i]) if i in axes else _parallel("replicate", x)
+            for i, x in enumerate(xs)
+        )
+        yield left, right, {one: _degree_at(len(use.shapes[one]), at)}
 
 
 def _through(use: _Use, additive: frozenset[int]) -> Rule:

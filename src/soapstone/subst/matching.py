@@ -36,8 +36,11 @@ class Match:
         return (self.rule.right, self.rule.left) if self.is_reversed else (self.rule.left, self.rule.right)
 
 
-def matches(graph: Graph, rule: Rule, is_reversed: bool = False) -> Iterator[Match]:
-    """Every occurrence of the left side of a rule (of the right one, if reversed).
+def matches(
+    graph: Graph, rule: Rule, is_reversed: bool = False, among: frozenset[str] | None = None
+) -> Iterator[Match]:
+    """Every occurrence of the left side of a rule (of the right one, if reversed), all of it `among` the
+    nodes of these names, if any are given.
 
     A side that is a variable alone matches everywhere, and is not looked for.
     """
@@ -45,7 +48,13 @@ def matches(graph: Graph, rule: Rule, is_reversed: bool = False) -> Iterator[Mat
     if any(isinstance(term, Var) for term in side):
         return
     seen = set()
-    for found in _all(graph, list(side), Match(rule, is_reversed, {})):
+    nodes = [node for node in graph.nodes if among is None or node.name in among]
+    for found in _all(graph, nodes, list(side), Match(rule, is_reversed, {})):
+        if among is not None and any(
+            isinstance(term, Call) and graph.producers[name].name not in among
+            for term, name in found.values.items()
+        ):
+            continue
         key = tuple(sorted((str(term), name) for term, name in found.values.items()))
         outputs = {found.values[term] for term in side}
         if key not in seen and len(outputs) == len(side):
@@ -53,14 +62,14 @@ def matches(graph: Graph, rule: Rule, is_reversed: bool = False) -> Iterator[Mat
             yield found
 
 
-def _all(graph: Graph, terms: list[Term], so_far: Match) -> Iterator[Match]:
+def _all(graph: Graph, nodes: list[Node], terms: list[Term], so_far: Match) -> Iterator[Match]:
     if not terms:
         yield so_far
         return
-    for node in graph.nodes:
+    for node in nodes:
         if len(node.outputs) == 1:
             for found in _at(graph, terms[0], node.outputs[0], so_far):
-                yield from _all(graph, terms[1:], found)
+                yield from _all(graph, nodes, terms[1:], found)
 
 
 def _at(graph: Graph, term: Term, value: Operand, so_far: Match) -> Iterator[Match]:

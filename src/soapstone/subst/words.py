@@ -98,6 +98,20 @@ ABBREVIATIONS: Mapping[str, Lowering] = {
 }
 
 
+_LOWERED = {
+    "head": "slice",
+    "tail": "slice",
+    "scale": "mul",
+    "transpose": "permute",
+    "batch_matmul": "matmul",
+}
+
+
+def op_name(word: str) -> str:
+    """The operator that a word becomes in a graph."""
+    return _LOWERED.get(word, word)
+
+
 def applied(call: Call, shapes: Sequence[Shape], context: Context) -> Applied:
     """The operator that a word stands for. Raises OpError where shapes do not fit."""
     lowering = ABBREVIATIONS.get(call.word)

@@ -20,6 +20,7 @@ from soapstone.cost.work import is_free
 from soapstone.errors import StrategyError
 from soapstone.graph import ITEM_BYTES, Graph, Node, Role
 from soapstone.machine import DeviceKind, Machine
+from soapstone.ops import Kind
 from soapstone.ops.signature import Affine, Signature
 from soapstone.strategy.blocks import Block, blocks, passes_sums
 from soapstone.strategy.pipeline import Turns, micro_dim
@@ -52,12 +53,20 @@ class FlatTasks:
 
 
 class FlatProblem:
-    """A graph's blocks and a machine, as the native core takes them."""
+    """A graph's blocks and a machine, as the native core takes them. Dims of the kinds in `without` are not
+    split, but for those that count samples."""
+
+    without: frozenset[Kind] = frozenset()
 
     def __init__(
-        self, graph: Graph, machine: Machine, costs: AnalyticCosts, apart: frozenset[str] = frozenset()
+        self,
+        graph: Graph,
+        machine: Machine,
+        costs: AnalyticCosts,
+        apart: frozenset[str] = frozenset(),
+        without: frozenset[Kind] = frozenset(),
     ) -> None:
-        self.graph, self.machine, self.costs = graph, machine, costs
+        self.graph, self.machine, self.costs, self.without = graph, machine, costs, without
         self.blocks = blocks(graph, apart)
         self.number = {block.name: i for i, block in enumerate(self.blocks)}
         self._home = {name: i for i, block in enumerate(self.blocks) for name in block.writes}
@@ -217,6 +226,10 @@ class FlatProblem:
         dims = list(signature.sizes)
         data.sizes = list(signature.sizes.values())
         data.is_splittable = [dim in signature.splits for dim in dims]
+        if self.without and not position:
+            kinds, sample = self.graph.kinds(node), self.graph.sample_dims.get(node.name)
+            kept = [dim == sample or kinds.get(dim) not in self.without for dim in dims]
+            data.is_splittable = [a and b for a, b in zip(data.is_splittable, kept, strict=True)]
         data.is_summed = [dim in signature.summed_dims for dim in dims]
         data.is_shared = [dim in signature.shared for dim in dims]
         data.is_gathered = [dim in node.op.gathers for dim in dims]

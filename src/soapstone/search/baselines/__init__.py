@@ -5,6 +5,8 @@ user's page.
     krizhevsky, wu, megatron, dlrm_expert
                   what experts do for convolutional, recurrent, transformer and recommendation models
     optcnn        dynamic programming over a sum of costs: layers, part_costs, elimination
+    zero          data parallelism with weights stored in shares
+    taso_then_flexflow   rewriting first, then parallelizing
     colocrl       placement of whole blocks, learned by reinforcement
     pipeline      micro-batches through stages, cut by dynamic programming
     anatomy       what part of a network a block is

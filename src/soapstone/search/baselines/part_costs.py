@@ -17,6 +17,7 @@ Equal parts cost the same: `shape_of` says when two blocks are equal.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -115,9 +116,21 @@ class PartCosts:
         self._edges: dict[Hashable, NDArray[np.float64]] = {}
         self._seams: dict[Hashable, NDArray[np.float64]] = {}
 
+    def of(self, graph: Graph) -> PartCosts:
+        """The costs of another graph on the same machine: what is alike is not worked out again."""
+        other = copy(self)
+        other.graph, other._shapes = graph, {}
+        return other
+
+    @property
+    def evaluated(self) -> int:
+        """How many placements, or pairs of them, were simulated."""
+        tables = (*self._edges.values(), *self._seams.values(), *(b.compute_s for b in self._blocks.values()))
+        return sum(table.size for table in tables)
+
     def block(self, block: Block, placements: tuple[Placement, ...]) -> BlockCosts:
         """What the block takes under each placement."""
-        key = (self._shape(block), placements)
+        key = (self.shape(block), placements)
         if key not in self._blocks:
             compute_s = Part(self.graph, self._usual, (block,), trains=False).times(placements)
             trained_s = Part(self.graph, self._usual, (block,), trains=True).times(placements)
@@ -132,7 +145,7 @@ class PartCosts:
     ) -> NDArray[np.float64]:
         """How long what the reader reads of the writer travels, and its gradient back, for each placement
         of either; all placements must be possible."""
-        key = (self._shape(writer), self._shape(reader), _connections(writer, reader), before, after)
+        key = (self.shape(writer), self.shape(reader), connections(writer, reader), before, after)
         if key not in self._edges:
             both = Part(self.graph, self._instant, (writer, reader), trains=False)
             own = self._seams_s(writer, before)[:, np.newaxis] + self._seams_s(reader, after)
@@ -141,12 +154,13 @@ class PartCosts:
 
     def _seams_s(self, block: Block, placements: tuple[Placement, ...]) -> NDArray[np.float64]:
         """What the block's own shards exchange among themselves, which is no part of an edge."""
-        key = (self._shape(block), placements)
+        key = (self.shape(block), placements)
         if key not in self._seams:
             self._seams[key] = Part(self.graph, self._instant, (block,), trains=False).times(placements)
         return self._seams[key]
 
-    def _shape(self, block: Block) -> Hashable:
+    def shape(self, block: Block) -> Hashable:
+        """What the costs of a block depend on, but for where it runs."""
         if block.name not in self._shapes:
             self._shapes[block.name] = shape_of(self.graph, block)
         return self._shapes[block.name]
@@ -180,7 +194,7 @@ def shape_of(graph: Graph, block: Block) -> Hashable:
     return nodes, block.carried
 
 
-def _connections(writer: Block, reader: Block) -> Hashable:
+def connections(writer: Block, reader: Block) -> Hashable:
     """Which outputs of one block are which operands of another."""
     written = {name: (n, i) for n, node in enumerate(writer.nodes) for i, name in enumerate(node.outputs)}
     return tuple(

@@ -22,7 +22,9 @@ from soapstone.search.baselines import (
     optcnn,
     pipeline,
     simple,
+    taso_then_flexflow,
     wu,
+    zero,
 )
 from soapstone.strategy.strategy import Strategy
 
@@ -109,6 +111,18 @@ _ALL = (
         "micro-batches through balanced stages, one forward, one backward (Narayanan et al. 2019)",
         lambda given: pipeline.pipeline(given.graph, given.machine, given.costs),
         pipeline.objection,
+    ),
+    Baseline(
+        "zero",
+        "samples split, weights and all that belongs to them stored in shares (Rajbhandari et al. 2020)",
+        lambda given: zero.zero(given.graph, given.machine),
+    ),
+    Baseline(
+        "taso_then_flexflow",
+        "the graph that is fastest on one device, then FlexFlow's chains (Unity 6.2)",
+        lambda given: taso_then_flexflow.taso_then_flexflow(
+            given.graph, given.machine, given.costs, given.seed
+        ),
     ),
     Baseline(
         "random",

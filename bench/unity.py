@@ -1,0 +1,227 @@
+"""Joint search against sequential optimization, and those of Unity's figures that a simulator can give.
+
+Sections (all, unless one is named):
+
+    rules       the rules that are shipped, and the uses of them that the joint search tries
+    figure2     the two-layer MLP of Unity's Figure 2 on two devices: what each strategy moves
+    dnns        Unity's seven DNNs (Figure 14): the joint search within its budget, and its predicted speedup
+                over the best of data parallelism, the experts' strategies and taso_then_flexflow
+    dimensions  Figure 15a: BERT-Large with more and more kinds of dims (pipelines are not among them)
+    joint       Figure 15b: joint against sequential optimization, with the same space and the same search
+    searches    the searches beside each other at an equal budget of CPU time
+
+    python bench/unity.py
+    python bench/unity.py dnns --machine summit:32x6 --models dlrm mlp --budget 60
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.frontends.source import load
+from soapstone.graph import Graph, GraphBuilder
+from soapstone.machine import Machine, resolve
+from soapstone.ops import Kind
+from soapstone.plans import simulation
+from soapstone.search.baselines import applicable, baseline, data_parallel
+from soapstone.search.baselines.taso_then_flexflow import fastest_on_one_device
+from soapstone.search.exact import exact_search
+from soapstone.search.find import Options, find
+from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc
+from soapstone.search.unity.joint import Setting, unity
+from soapstone.search.unity.selecting import directions
+from soapstone.strategy.placement import placed
+from soapstone.strategy.strategy import Strategy
+from soapstone.subst import shipped
+from soapstone.subst.census import changes_cost
+from soapstone.tasks.flat import native_tasks
+
+PAPER = {
+    "dlrm": 3.6,
+    "mlp": 2.0,
+    "xdl": 1.9,
+    "candle_uno": 1.6,
+    "inception_v3": 1.3,
+    "bert_large": 1.0,
+    "resnext50": 1.0,
+}
+"""[paper] Unity 6.2: speedup over the best existing approach; BERT is said to be on par with Megatron."""
+
+BATCH, HIDDEN, INPUTS, OUTPUTS = 64, 512, 28 * 28, 10  # [paper] Unity 1, the MLP for MNIST
+COSTS = AnalyticCosts()
+
+
+def rules() -> None:
+    """Prints how many rules there are of each kind."""
+    book = shipped()
+    count = Counter(entry.status for entry in book.entries.values())
+    parallel = sum(rule.is_parallel for rule in book.rules)
+    changing = [rule for rule in book.rules if changes_cost(rule)]
+    algebraic = [rule for rule in changing if not rule.is_parallel]
+    print(f"shipped {len(book.entries)}: {dict(count)}; {parallel} with parallel operators")
+    print(f"cost-changing {len(changing)}, {len(algebraic)} of them without parallel operators")
+    print(f"uses that the joint search tries: {len(directions())}")
+
+
+def figure2_graph(*, has_loss: bool) -> Graph:
+    """Figure 1 of Unity: two products with a relu between them. Without a loss, gradients arrive at the
+    output, and nobody adds up partial sums of it: that is how the paper counts."""
+    b = GraphBuilder("figure2")
+    x = b.input("x", (BATCH, INPUTS), samples=0)
+    (y,) = b.add("linear", [x, b.weight("w1", (HIDDEN, INPUTS)), None], name="first")
+    (y,) = b.add("relu", [y], name="relu")
+    (y,) = b.add("linear", [y, b.weight("w2", (OUTPUTS, HIDDEN)), None], name="second")
+    if not has_loss:
+        return b.graph(outputs=[y])
+    (y,) = b.add("mse_loss", [y, b.input("wanted", (BATCH, OUTPUTS), samples=0)], name="loss")
+    return b.graph(loss=y)
+
+
+def figure2() -> None:
+    """Prints what the paper's two strategies, the joint search's and the proved optimum move, in elements."""
+    graph, machine = figure2_graph(has_loss=False), resolve("p100:1x2")
+    print("| strategy | elements moved | paper | ms |")
+    print("|---|---|---|---|")
+    _moved("data parallelism (Figure 2a)", data_parallel(graph, machine), machine, "813,056")
+    theirs = {"first": placed({"i": 2}, (0, 1)), "second": placed({"o": 2}, (0, 1))}
+    _moved("reduction, then parameters (Figure 2b)", Strategy(graph, theirs), machine, "131,072")
+    graph = figure2_graph(has_loss=True)
+    _moved("with a loss: data parallelism", data_parallel(graph, machine), machine)
+    found = find(graph, machine, COSTS, Options("unity", Budget(None, 200)))
+    _moved(f"with a loss: joint search, {_degrees(found.strategy)}", found.strategy, machine)
+    best = exact_search(graph, machine, COSTS, proposals=50)
+    proved = "proved optimum" if best.is_optimal else "best of the exact search"
+    _moved(f"with a loss: {proved}, {_degrees(best.strategy)}", best.strategy, machine)
+
+
+def _moved(name: str, strategy: Strategy, machine: Machine, paper: str = "") -> None:
+    simulated = simulation(strategy, machine, COSTS)
+    elements = simulated.tasks.moved_bytes // 4
+    print(f"| {name} | {elements:,} | {paper} | {simulated.timeline.makespan_s * 1e3:.4f} |", flush=True)
+
+
+def _degrees(strategy: Strategy) -> str:
+    return ", ".join(f"{name} {dict(p.degrees)}" for name, p in strategy.placements.items())
+
+
+def dnns(models: list[str], machine: Machine, budget_s: float) -> None:
+    """Prints a row for each model."""
+    print("| model | nodes | joint, ms | search s | best other, ms | which | speedup | paper | rewrites |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name in models:
+        graph = load(name, devices=len(machine.devices)).captured().graph
+        others = {}
+        for each in applicable(graph, machine):
+            if each.name in ("data_parallel", *EXPERTS, "taso_then_flexflow"):
+                strategy = baseline(each.name, graph, machine, COSTS)
+                others[each.name] = native_tasks(strategy, machine, COSTS).simulated()[2]
+        began_s = time.monotonic()
+        found = find(graph, machine, COSTS, Options("unity", Budget(budget_s)))
+        took_s = time.monotonic() - began_s
+        best = min(others, key=lambda key: others[key])
+        fits = "" if found.fits else " (too large)"
+        times = f"{found.makespan_s * 1e3:.3f}{fits} | {took_s:.0f} | {others[best] * 1e3:.3f} | {best}"
+        ratios = f"{others[best] / found.makespan_s:.2f} | {PAPER[name]} | {len(found.rewrites)}"
+        print(f"| {name} | {len(graph.nodes)} | {times} | {ratios} |", flush=True)
+
+
+SPACES = {
+    "samples and parameters": frozenset({Kind.ATTRIBUTE, Kind.REDUCTION}),
+    "and reductions": frozenset({Kind.ATTRIBUTE}),
+    "and attributes (heads, positions)": frozenset[Kind](),
+}
+
+
+def dimensions(machine: Machine, budget_s: float) -> None:
+    """Prints a row for each space of BERT-Large."""
+    graph = load("bert_large", devices=len(machine.devices)).captured().graph
+    print(f"| BERT-Large on {machine.name} | ms | speedup |")
+    print("|---|---|---|")
+    first_s = None
+    starts = ("data_parallel", "random")
+    known: dict[str, Strategy] = {}
+    for name, without in SPACES.items():
+        method = RULES["mcmc"]
+        found = mcmc(
+            graph,
+            machine,
+            COSTS,
+            method=type(method)(
+                method.name, method.is_structured, method.first_share, method.temperature, starts
+            ),
+            budget=Budget(budget_s, clock=time.process_time),
+            known=known,
+            without=without,
+        )
+        known = {"smaller space": found.strategy}
+        first_s = first_s or found.makespan_s
+        print(f"| {name} | {found.makespan_s * 1e3:.2f} | {first_s / found.makespan_s:.3f} |", flush=True)
+
+
+def joint(models: list[str], machine: Machine, budget_s: float) -> None:
+    """Prints a row for each model: the same search on the graph that is fastest on one device."""
+    print(f"| model on {machine.name} | sequential, ms | joint, ms | speedup | rewritten first | jointly |")
+    print("|---|---|---|---|---|---|")
+    setting = Setting(machine, COSTS, Budget(budget_s, clock=time.process_time), 0, 2, "momentum", 0.0)
+    for name in models:
+        graph = load(name, devices=len(machine.devices)).captured().graph
+        fast = fastest_on_one_device(graph, machine, COSTS)
+        sequential = unity(fast, setting, rewrites=False)
+        together = unity(graph, setting)
+        print(
+            f"| {name} | {sequential.makespan_s * 1e3:.3f} | {together.makespan_s * 1e3:.3f}"
+            f" | {sequential.makespan_s / together.makespan_s:.3f} | {'yes' if fast is not graph else 'no'}"
+            f" | {len(together.rewrites)} |",
+            flush=True,
+        )
+
+
+def searches(models: list[str], machine: Machine, budget_s: float) -> None:
+    """Prints a row for each model, a column for each search."""
+    names = ("mcmc", "unity", "auto")
+    print(f"| model on {machine.name}, {budget_s:g} CPU s | " + " | ".join(f"{n}, ms" for n in names) + " |")
+    print("|---|" + "---|" * len(names))
+    for name in models:
+        graph = load(name, devices=len(machine.devices)).captured().graph
+        found = [
+            find(graph, machine, COSTS, Options(search, Budget(budget_s, clock=time.process_time)))
+            for search in names
+        ]
+        print(
+            f"| {name} | " + " | ".join(f"{each.makespan_s * 1e3:.3f}" for each in found) + " |", flush=True
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    sections = ("rules", "figure2", "dnns", "dimensions", "joint", "searches")
+    parser.add_argument("section", nargs="?", choices=sections)
+    parser.add_argument("--models", nargs="+", default=list(PAPER))
+    parser.add_argument("--machine", default="summit:32x6")
+    parser.add_argument("--budget", type=float, default=60.0)
+    given = parser.parse_args()
+    machine = resolve(given.machine)
+    for section in (given.section,) if given.section else sections:
+        print(f"\n{section}\n")
+        match section:
+            case "rules":
+                rules()
+            case "figure2":
+                figure2()
+            case "dnns":
+                dnns(given.models, machine, given.budget)
+            case "dimensions":
+                dimensions(machine, given.budget)
+            case "joint":
+                joint(given.models, machine, given.budget)
+            case _:
+                searches(given.models, machine, given.budget)
+
+
+if __name__ == "__main__":
+    main()

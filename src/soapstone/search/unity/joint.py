@@ -1,0 +1,267 @@
+"""Joint search (Unity 5): substitutions and machine mappings together, then the simulator and Markov chains.
+
+    graph splitting           -> `splitting`     into parts that are rewritten one at a time
+    substitution selection    -> `selecting`     by backtracking, each candidate at the cost of its best
+    mapping machine mapping           -> `mapping`       by dynamic programming, with a cache across
+    candidates
+
+Beyond the paper: Unity's cost is a sum, without overlap of compute and communication and without contention.
+So the winner and the runners-up (and always the graph as it was given) are simulated, and the best of them go
+on as the starts of Markov chains. Where a mapping does not fit in memory, it is made again with a price on
+every byte of weights that a device holds.
+
+With a budget of proposals the search depends on the seed alone: candidates are limited by number. With one of
+seconds, `FIRST_SHARE` of it is for candidates. Ctrl-C ends it with the best so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from soapstone import native
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.graph import Graph
+from soapstone.machine import Machine
+from soapstone.search.baselines import applicable, baseline, data_parallel
+from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc
+from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport, StopReason
+from soapstone.search.unity.mapping import Mapped, Mapper
+from soapstone.search.unity.selecting import Candidate, Selection
+from soapstone.sim.memory import STATES_PER_WEIGHT
+from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.flat import FlatProblem
+
+FIRST_SHARE = 0.4
+"""[choice] The part of the seconds after which no more candidates are looked for."""
+
+FINALISTS = 3
+"""[choice] How many rewritten graphs are simulated, besides the one that was given."""
+
+POLISHED = 2
+"""[choice] How many of them go on as starts of Markov chains."""
+
+NEAR = 1.05
+"""[choice] A finalist goes on only if it takes at most so much longer than the best."""
+
+WORTH = 1.2
+"""[choice] A start that takes longer than so many times the mapping is not worth the time of a chain."""
+
+SAME = 1e-6
+"""[choice] Finalists whose times differ by no more than this part are taken for the same one."""
+
+SPARING = (1e-12, 1e-11, 1e-10, 1e-9, 1e-8)
+"""[choice] Seconds that a byte of weights on a device is priced at, in turn, until a mapping fits: from far
+below what it takes to read one to far above."""
+
+POLISHING = replace(RULES["mcmc"], name="unity", starts=("data_parallel",))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A candidate as the simulator sees it."""
+
+    candidate: Candidate
+    strategy: Strategy
+    makespan_s: float
+    excess_bytes: int
+
+    @property
+    def rank(self) -> tuple[int, float, int]:
+        """What fits comes before what does not, then the faster one, then the one with fewer rewrites."""
+        return self.excess_bytes, self.makespan_s, len(self.candidate.rules)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is the same for all of a search."""
+
+    machine: Machine
+    costs: AnalyticCosts
+    budget: Budget
+    seed: int
+    threads: int
+    optimizer: str
+    slack: float
+
+    def score(self, candidate: Candidate, strategy: Strategy) -> Scored:
+        """A strategy simulated."""
+        problem = FlatProblem(strategy.graph, self.machine, self.costs)
+        proposals = native.Proposals(problem.native)
+        for number, block in enumerate(problem.blocks):
+            placement = strategy.placements[block.name]
+            degrees = problem.degrees(block, placement)
+            proposals.place(number, degrees, placement.copies, list(placement.devices))
+        held = proposals.footprint_bytes(1 + STATES_PER_WEIGHT[self.optimizer])
+        limits = [device.kind.memory_bytes for device in self.machine.devices]
+        excess = sum(max(0, own - limit) for own, limit in zip(held, limits, strict=True))
+        return Scored(candidate, strategy, proposals.makespan(), excess)
+
+
+def unity(
+    graph: Graph,
+    setting: Setting,
+    known: Mapping[str, Strategy] | None = None,
+    show: ShowSearch | None = None,
+    *,
+    rewrites: bool = True,
+    experts: bool = False,
+) -> SearchReport:
+    """The best graph and strategy that the joint search finds.
+
+    Chains also start from strategies of the given graph that are `known`, by name. With `experts` they start
+    from the experts' strategies, too, as far as these are nearly as good, and run on the given graph in any
+    case. Without `rewrites` the graph stays as it is.
+    """
+    began = setting.budget.clock()
+    mapper = Mapper(setting.machine, setting.costs)
+    selection, stop = _selected(graph, setting, mapper, began, show, rewrites)
+    scored = _scored(graph, setting, mapper, selection, stop)
+    best = scored[0]
+    elapsed_s = setting.budget.clock() - began
+    first = StartReport(
+        "mappings",
+        max(each.makespan_s for each in scored),
+        best.makespan_s,
+        selection.tried + 1,
+        len(scored),
+        stop,
+    )
+    report = SearchReport(
+        "unity",
+        setting.seed,
+        best.strategy,
+        best.makespan_s,
+        best.excess_bytes == 0,
+        (CurvePoint(elapsed_s, first.proposals, best.makespan_s),),
+        (first,),
+        elapsed_s,
+        stop,
+        rewrites=best.candidate.rules,
+    )
+    if stop is StopReason.INTERRUPTED:
+        return report
+    going_on = _going_on(scored)
+    given = dict(known or {})
+    if experts:
+        unchanged = next(each for each in scored if each.candidate.graph is graph)
+        going_on = [best, unchanged] if best is not unchanged else [best]
+        given |= _experts(unchanged, setting)
+    for left, each in zip(range(len(going_on), 0, -1), going_on, strict=True):
+        starts = given if each.candidate.graph is graph else {}
+        polished = _polished(each, setting, starts, began, left, show)
+        report = joined(report, polished)
+        if report.stop is StopReason.INTERRUPTED:
+            break
+    return replace(report, method="unity")
+
+
+def _selected(
+    graph: Graph, setting: Setting, mapper: Mapper, began: float, show: ShowSearch | None, rewrites: bool
+) -> tuple[Selection, StopReason]:
+    seconds, clock = setting.budget.seconds, setting.budget.clock
+
+    def is_over() -> bool:
+        return not rewrites or (seconds is not None and clock() - began > FIRST_SHARE * seconds)
+
+    def found(tried: int, cost_s: float) -> None:
+        if show is not None:
+            part = (clock() - began) / seconds if seconds else 0.0
+            show(min(1.0, part), f"{tried} graphs, {cost_s * 1e3:.4g} ms as a sum")
+
+    selection = Selection(mapper, is_over, found)
+    try:
+        selection.run(graph)
+    except KeyboardInterrupt:
+        return selection, StopReason.INTERRUPTED
+    return selection, StopReason.BUDGET if is_over() else StopReason.CONVERGED
+
+
+def _scored(
+    graph: Graph, setting: Setting, mapper: Mapper, selection: Selection, stop: StopReason
+) -> list[Scored]:
+    """The finalists, the best first."""
+    ranked = sorted(selection.seen.values(), key=lambda each: (each.cost_s, len(each.rules)))
+    given = next((each for each in ranked if each.graph is graph), None)
+    if given is None:  # interrupted before the first mapping was known
+        strategy = data_parallel(graph, setting.machine)
+        given = Candidate(graph, Mapped(strategy, float("inf")))
+    finalists = [given, *[each for each in ranked if each is not given][:FINALISTS]]
+    scored = []
+    for each in finalists:
+        found = setting.score(each, each.mapped.strategy)
+        for byte_s in SPARING if stop is not StopReason.INTERRUPTED else ():
+            if not found.excess_bytes:
+                break
+            spared = mapper.sparing(byte_s).mapped(each.graph)
+            found = min(found, setting.score(each, spared.strategy), key=lambda one: one.rank)
+        scored.append(found)
+    return sorted(scored, key=lambda each: each.rank)
+
+
+def _going_on(scored: Sequence[Scored]) -> list[Scored]:
+    """The finalists that are polished: near the best, and not just as fast by a longer way."""
+    found = [scored[0]]
+    for each in scored[1:]:
+        is_new = all(abs(each.makespan_s - other.makespan_s) > SAME * other.makespan_s for other in found)
+        if len(found) < POLISHED and is_new and each.makespan_s <= NEAR * scored[0].makespan_s:
+            found.append(each)
+    return found
+
+
+def _experts(unchanged: Scored, setting: Setting) -> dict[str, Strategy]:
+    """What people would do with the given graph, where that is nearly as good as its mapping."""
+    graph, found = unchanged.candidate.graph, dict[str, Strategy]()
+    for each in applicable(graph, setting.machine):
+        if each.name in (*EXPERTS, "model_parallel"):
+            strategy = baseline(each.name, graph, setting.machine, setting.costs, setting.seed)
+            if setting.score(unchanged.candidate, strategy).makespan_s <= WORTH * unchanged.makespan_s:
+                found[each.name] = strategy
+    return found
+
+
+def _polished(
+    best: Scored,
+    setting: Setting,
+    known: Mapping[str, Strategy],
+    began: float,
+    sharing: int,
+    show: ShowSearch | None,
+) -> SearchReport:
+    """What Markov chains make of a finalist, in its share of the time that is left."""
+    budget = setting.budget
+    if budget.seconds is not None:
+        left_s = budget.seconds - (budget.clock() - began)
+        budget = replace(budget, seconds=max(0.1, left_s / sharing))
+    found = mcmc(
+        best.candidate.graph,
+        setting.machine,
+        setting.costs,
+        method=POLISHING,
+        budget=budget,
+        seed=setting.seed,
+        threads=setting.threads,
+        optimizer=setting.optimizer,
+        slack=setting.slack,
+        known={"best mapping": best.strategy, **known},
+        show=show,
+    )
+    return replace(found, rewrites=best.candidate.rules)
+
+
+def joined(one: SearchReport, two: SearchReport) -> SearchReport:
+    """Two searches, one after the other, as one: the better of what they found, of equal ones the first's."""
+    better = min(one, two, key=lambda each: (not each.fits, each.makespan_s))
+    curve = list(one.curve)
+    for point in two.curve:
+        if not curve or point.best_s < curve[-1].best_s:
+            at_s, after = one.elapsed_s + point.elapsed_s, one.proposals + point.proposals
+            curve.append(CurvePoint(at_s, after, point.best_s))
+    return replace(
+        better,
+        curve=tuple(curve),
+        starts=(*one.starts, *two.starts),
+        elapsed_s=one.elapsed_s + two.elapsed_s,
+        stop=two.stop,
+        lower_bound_s=None,
+    )

@@ -1,0 +1,158 @@
+"""Where blocks may run: ranges of devices, and the placements that are looked at on each (Unity 3.2).
+
+A machine mapping of Unity maps the tasks of an operator, numbered along the dims it is split in, to devices.
+Here it is the `devices` of a Placement, and these are looked at on a range of devices:
+
+    1-D   the shards side by side, or one on each node
+    2-D   one dim over the nodes and the other over the devices of a node, either way round
+    copies  of what is not split on every device, or of what is split within a node on every node, for blocks
+            without samples: they are computed from weights alone, and every device may do that for itself
+
+A machine whose structure says more (sockets within nodes, nodes within racks) may have views of its own:
+`register_view` adds an order of a range's devices, in which the shards of a block that is split over all of
+them are looked at, too.
+
+The range is what dynamic programming divides (`mapping`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+
+from soapstone.graph import Graph
+from soapstone.machine import Machine
+from soapstone.strategy.blocks import Block
+from soapstone.strategy.placement import Placement, placed
+
+FEW = 8
+"""[choice] Up to so many devices every number of shards is looked at that divides theirs; beyond, one device,
+the devices of a node, one on each node, and all."""
+
+MOST_DIMS = 2
+"""[choice] The most dims of one block that are split."""
+
+
+@dataclass(frozen=True, order=True)
+class Range:
+    """Consecutive devices. `per_node` divides them into nodes (or equal parts of one)."""
+
+    first: int
+    count: int
+    per_node: int
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes it spans."""
+        return self.count // self.per_node
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices, by number."""
+        return tuple(range(self.first, self.first + self.count))
+
+    @property
+    def across(self) -> tuple[int, ...]:
+        """The devices in another order: the first of every node, then the second of every node, ..."""
+        return tuple(
+            self.first + n * self.per_node + i for i in range(self.per_node) for n in range(self.nodes)
+        )
+
+    def divisions(self) -> Iterator[tuple[Range, Range]]:
+        """The ways to give one part of it to one side and the rest to another: in the middle, and at a
+        quarter from either end; between nodes where there are several."""
+        step = self.per_node if self.nodes > 1 else 1
+        pieces = self.count // step
+        for cut in dict.fromkeys((pieces // 2, pieces // 4, pieces - pieces // 4)):
+            if 0 < cut < pieces:
+                yield self._part(0, cut * step), self._part(cut * step, self.count - cut * step)
+
+    def _part(self, begin: int, count: int) -> Range:
+        return Range(self.first + begin, count, self.per_node if self.nodes > 1 else count)
+
+
+def whole(machine: Machine) -> Range:
+    """All devices of a machine."""
+    count = len(machine.devices)
+    per_node = 0
+    for node in machine.nodes:
+        per_node = gcd(per_node, len(machine.devices_on(node)))
+    return Range(0, count, per_node)
+
+
+View = Callable[[Range], Sequence[int]]
+"""An order of a range's devices; a sequence of another length says that it has none for that range."""
+
+VIEWS: dict[str, View] = {}
+"""The views that were registered, by name."""
+
+
+def register_view(name: str, view: View) -> None:
+    """Let an order of devices be looked at, on every machine from now on."""
+    VIEWS[name] = view
+
+
+def candidates(graph: Graph, block: Block, where: Range, *, richness: int = 1) -> tuple[Placement, ...]:
+    """The placements of a block that are looked at on a range, as far as its leader allows them.
+
+    On many devices, richness 2 has samples beside another dim in any number of parts that lies within two
+    nodes; richness 1 within one, or over the nodes; richness 0 leaves out what is one shard on each node.
+    """
+    found = dict.fromkeys(_split(graph, block, where, richness))
+    if block.name not in graph.sample_dims and where.count > 1:
+        found |= dict.fromkeys(_copied(graph, block, where))
+    return tuple(found)
+
+
+def _split(graph: Graph, block: Block, where: Range, richness: int) -> Iterator[Placement]:
+    signature = graph.signature(block.leader)
+    sample = graph.sample_dims.get(block.name, "")
+    for parts in _shard_counts(where, richness):
+        for degrees in signature.legal_degrees(parts):
+            split = {dim: degree for dim, degree in degrees.items() if degree > 1}
+            if len(split) > MOST_DIMS:
+                continue
+            if len(split) == MOST_DIMS and where.count > FEW:
+                if where.nodes > 1 and sample in split and parts == where.count:
+                    yield from _nested(split, sample, where, richness)
+                continue
+            yield placed(split, where.devices[:parts])
+            if parts == where.count > 1:
+                orders = (tuple(view(where)) for view in VIEWS.values())
+                yield from (placed(split, order) for order in orders if _is_order(order, where))
+            if where.nodes > 1 and parts == where.nodes:
+                yield placed(split, where.devices[:: where.per_node])
+
+
+def _is_order(devices: tuple[int, ...], where: Range) -> bool:
+    return sorted(devices) == list(where.devices)
+
+
+def _shard_counts(where: Range, richness: int) -> tuple[int, ...]:
+    count = where.count
+    if count <= FEW:
+        return tuple(parts for parts in range(1, count + 1) if count % parts == 0)
+    return tuple(sorted({1, where.per_node, where.nodes if richness else 1, count}))
+
+
+def _nested(split: Mapping[str, int], sample: str, where: Range, richness: int) -> Iterator[Placement]:
+    """Samples over groups of devices and another dim within each, or the other way round."""
+    outer, inner = split.values()
+    is_sample_first = next(iter(split)) == sample
+    within = inner if is_sample_first else outer
+    if (within, split[sample]) == (where.nodes, where.per_node) and within != where.per_node:
+        if richness:
+            yield placed(split, where.across if is_sample_first else where.devices)
+    elif within == where.per_node or (richness > 1 and within <= 2 * where.per_node):
+        groups = Range(where.first, where.count, within)
+        yield placed(split, where.devices if is_sample_first else groups.across)
+
+
+def _copied(graph: Graph, block: Block, where: Range) -> Iterator[Placement]:
+    yield Placement((), where.devices, where.count)
+    if where.nodes > 1:
+        for degrees in graph.signature(block.leader).legal_degrees(where.per_node):
+            split = {dim: degree for dim, degree in degrees.items() if degree > 1}
+            if len(split) == 1:
+                yield placed(split, where.across, where.nodes)
