@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from math import ceil
 from threading import Event, Lock
 from time import monotonic
@@ -257,7 +257,7 @@ class _Search:
         stops = {report.stop for report in self.reports}
         return StopReason.CONVERGED if stops == {StopReason.CONVERGED} else StopReason.BUDGET
 
-    @property
+    @cached_property
     def _applicable(self) -> frozenset[str]:
         return frozenset(each.name for each in applicable(self.graph, self.machine))
 
