@@ -43,7 +43,7 @@ def test_a_plan_for_people(soapstone: Soapstone, tmp_path: Path) -> None:
     assert "Why it is faster than data parallelism:" in lines
     assert any(line.startswith("  It moves ") for line in lines)
     assert any(line.startswith("  A device waits ") for line in lines)
-    assert any(line.startswith("  mcmc, seed 3: ") for line in lines)
+    assert any(line.startswith("  auto, seed 3: ") for line in lines)
     for name in ("data_parallel", "optcnn", "krizhevsky", "model_parallel", "random"):
         assert any(line.strip().startswith(name) for line in lines), name
     assert lines[-1] == f"written to {path}"

@@ -20,7 +20,7 @@ from soapstone.machine import Machine
 from soapstone.machine.checks import did_you_mean
 from soapstone.machine.units import Quantity
 from soapstone.plans import Plan, Simulation, planned, simulation
-from soapstone.search.baselines import applicable, baseline
+from soapstone.search.baselines import BASELINES, applicable, baseline
 from soapstone.search.exact import exact_search, is_in_space, lower_bound
 from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc
 from soapstone.search.pipelines import Wanted, pipeline_search
@@ -36,7 +36,15 @@ RESORTS = ("data_parallel", "optcnn", *EXPERTS, "pipeline", "model_parallel")
 
 DEFAULT_BUDGET = "30s"
 
-DEFAULT_SEARCH = "mcmc"
+DEFAULT_SEARCH = "auto"
+
+LARGE = 20_000
+"""[choice] Blocks times devices above which mappings of the joint search take more time than they are worth
+([measured] NMT on 64 K80, 20 s: 931 ms against 854 of the chains alone; Inception-v3 on 64 P100, 8,064 of
+these: 438.0 against 438.7)."""
+
+PIPELINE_SHARE = 0.15
+"""[choice] The part of the time that is for pipelines."""
 """[measured] bench/unity.py searches: `auto` is better on three of six models and worse on two, by less than
 0.1 %; it becomes the default when it is worse on none."""
 
@@ -183,21 +191,32 @@ def _by_all(
     options: Options,
     show: ShowSearch | None,
 ) -> SearchReport:
-    """The joint search and the chains of `mcmc` together.
+    """The joint search, the chains of `mcmc` and pipelines together; of a large problem the chains alone.
 
     With seconds, the experts' strategies are further starts of the joint search's chains, where they are
     nearly as good as its mapping; OptCNN's is left out, since the mapping is found in the same way, in a
-    larger space. With proposals, which are for each chain and not to be shared, the chains come first, just
-    as `mcmc` has them, so that the result is never worse than theirs.
+    larger space. `PIPELINE_SHARE` of the time is for pipelines. With proposals, which are for each chain and
+    not to be shared, the chains come first, just as `mcmc` has them, so that the result is never worse than
+    theirs, and pipelines, which no number of proposals limits, are left out.
     """
-    setting = _setting(machine, costs, options, options.budget)
-    if options.budget.seconds is not None:
-        return replace(unity(graph, setting, None, show, experts=True), method="auto")
-    chains = _by_chains("mcmc", graph, machine, costs, options, show)
-    if chains.stop is StopReason.INTERRUPTED:
-        return replace(chains, method="auto")
-    found = unity(graph, setting, {"chains so far": chains.strategy}, show)
-    return replace(joined(chains, found), method="auto")
+    seconds = options.budget.seconds
+    if len(blocks(graph)) * len(machine.devices) > LARGE:
+        return replace(_by_chains("mcmc", graph, machine, costs, options, show), method="auto")
+    if seconds is None:
+        chains = _by_chains("mcmc", graph, machine, costs, options, show)
+        if chains.stop is StopReason.INTERRUPTED:
+            return replace(chains, method="auto")
+        setting = _setting(machine, costs, options, options.budget)
+        found = joined(chains, unity(graph, setting, {"chains so far": chains.strategy}, show))
+        return replace(found, method="auto")
+    has_pipelines = BASELINES["pipeline"].objection(graph, machine) is None
+    share = PIPELINE_SHARE if has_pipelines else 0.0
+    budget = replace(options.budget, seconds=seconds * (1 - share))
+    found = unity(graph, _setting(machine, costs, options, budget), None, show, experts=True)
+    if has_pipelines and found.stop is not StopReason.INTERRUPTED:
+        rest = replace(options, budget=replace(options.budget, seconds=seconds * share))
+        found = joined(found, _as_pipeline(graph, machine, costs, rest, show))
+    return replace(found, method="auto")
 
 
 SEARCHES: Mapping[str, Search] = MappingProxyType(
