@@ -214,7 +214,13 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
     """A real process with a terminal for its progress gets a real SIGINT once it shows a best."""
     path, (ours, theirs) = tmp_path / "plan.json", pty.openpty()
     arguments = [*LENET, "--budget", "1h", "--seed", "1", "-o", str(path), "--json"]
-    process = subprocess.Popen([*PROGRAM, "plan", *arguments], stdout=subprocess.PIPE, stderr=theirs)
+    # Where the tests themselves run in the background, SIGINT is ignored, and children inherit that.
+    heeding = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL);"
+        " os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    command = [sys.executable, "-c", heeding, *PROGRAM[1:], "plan", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs)
     os.close(theirs)
     seen = b""
     while b"best " not in seen:
