@@ -52,7 +52,7 @@ def everywhere(graph: Graph, devices: int, seed: int) -> Strategy:
 def patterns(strategy: Strategy, devices: int, used: frozenset[Pattern]) -> list[dict[Pattern, int]]:
     """How often each rank posts each kind of move in a step."""
     simulated = simulation(strategy, preset(f"cpu:1x{devices}"))
-    moves, _ = chosen(simulated.tasks, used, [])
+    moves, _ = chosen(simulated.tasks, used, [tuple(range(devices))])  # as `run.started` has it
     found = []
     for rank in range(devices):
         links = Links(strategy, simulated.tasks, rank, torch.device("cpu"), moves)
