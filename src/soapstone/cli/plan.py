@@ -339,14 +339,22 @@ def _indented(sentence: str) -> Padding:
 
 
 def _starts_table(starts: tuple[StartReport, ...]) -> Table:
-    """What came of each start; the rounds of chains that went on from the best so far are one row."""
+    """What came of each start. The rounds of chains that went on from the best so far are one row, and so
+    are the pipelines that were tried."""
     table = Table("start", box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("at first", "at best", "proposals"):
         table.add_column(heading, justify="right")
-    for word, group in groupby(starts, key=lambda start: start.name.split()[0]):
+    for sort, group in groupby(starts, key=lambda start: _sort(start.name)):
         chains = list(group)
-        name = chains[0].name if len(chains) == 1 else f"{len(chains)} chains ({word}s)"
+        name = chains[0].name if len(chains) == 1 else f"{len(chains)} {sort}"
         first, best = chains[0].first_s, min(chain.best_s for chain in chains)
         count = sum(chain.proposals for chain in chains)
         table.add_row(Text(name), SECONDS.short_text(first), SECONDS.short_text(best), f"{count:,}")
     return table
+
+
+def _sort(name: str) -> str:
+    """What starts of this name are called together; others have names of their own."""
+    if name.startswith("round "):
+        return "chains (rounds)"
+    return "pipelines" if " stages, " in name else name
