@@ -36,7 +36,7 @@ from soapstone.search.unity.selecting import directions
 from soapstone.strategy.placement import placed
 from soapstone.strategy.strategy import Strategy
 from soapstone.subst import shipped
-from soapstone.subst.census import changes_cost
+from soapstone.subst.costing import changes_cost
 from soapstone.tasks.flat import native_tasks
 
 PAPER = {

@@ -221,7 +221,7 @@ def show(
         soapstone rules show relu --json
     """
     from soapstone.errors import RuleError
-    from soapstone.subst.census import changes_cost
+    from soapstone.subst.costing import changes_cost
     from soapstone.subst.layout import Objection
     from soapstone.subst.rulebook import read, shipped
     from soapstone.subst.sizes import shapes_for

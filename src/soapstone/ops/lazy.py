@@ -1,8 +1,8 @@
-"""torch, imported when an operator first runs.
+"""torch and Z3, imported when they are first used.
 
 Operator definitions say how torch computes them, but planning never runs one: importing
-`soapstone.ops` must not import torch. The names here stand for the modules and fetch them on
-first use.
+`soapstone.ops` must not import torch. Searches use rules that are proved already, so Z3 waits as
+well. The names here stand for the modules and fetch them on first use.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ class LazyModule(ModuleType):
 if TYPE_CHECKING:
     import torch
     import torch.nn.functional as F
+    import z3
 else:
     torch = LazyModule("torch")
     F = LazyModule("torch.nn.functional")
+    z3 = LazyModule("z3")
 
-__all__ = ["F", "torch"]
+__all__ = ["F", "torch", "z3"]

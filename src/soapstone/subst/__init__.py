@@ -4,7 +4,7 @@ layout, degree, linearity, pcg      how values lie over devices, and parallel co
 term, words, canonical, rulebook    rules, as data and as text
 families, compiling, enumerating, generate, emitting        finding rules
 elements, functions, axioms, proving, executing, checking, verifying, census    judging them
-matching, applying                  using them
+costing, matching, applying         using them
 """
 
 from soapstone.subst.applying import Rewritten, rewrite, rewrites

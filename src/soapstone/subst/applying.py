@@ -17,11 +17,10 @@ from soapstone.graph import Graph, Node
 from soapstone.graph.graph import FLOATS, Operand, Role, Value
 from soapstone.graph.verify import verify
 from soapstone.ops import Shape
-from soapstone.subst.functions import CUTS
 from soapstone.subst.matching import Match, matches
 from soapstone.subst.pcg import pcg
 from soapstone.subst.term import Call, Rule, Term, Var, calls
-from soapstone.subst.words import Context, applied
+from soapstone.subst.words import CUTS, Context, applied
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ from soapstone.errors import OpError
 from soapstone.ops import Shape
 from soapstone.ops.proof import Proved, Refuted, Verdict
 from soapstone.subst.elements import all_equal, symbols, written_out
-from soapstone.subst.functions import CUTS, Function
+from soapstone.subst.functions import Function
 from soapstone.subst.linearity import additive_sets
 from soapstone.subst.term import Term, Var
-from soapstone.subst.words import Context
+from soapstone.subst.words import CUTS, Context
 
 
 @dataclass(frozen=True)

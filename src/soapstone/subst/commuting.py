@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-import z3
-
 from soapstone.ops import lookup, scalar
+from soapstone.ops.lazy import z3
 from soapstone.subst.words import ABBREVIATIONS
 
 _TIMEOUT_MS = 1_000

@@ -17,13 +17,11 @@ import z3
 
 from soapstone.ops import Affine, Shape, Signature
 from soapstone.subst.term import Call, Term, Var
-from soapstone.subst.words import Applied, Context, applied
+from soapstone.subst.words import CUTS, Applied, Context, applied
 
 TENSOR = z3.DeclareSort("Tensor")
 FACTOR = z3.Real("factor")
 _SIZE = [z3.Function(f"size{axis}", TENSOR, z3.IntSort()) for axis in range(8)]
-
-CUTS = frozenset({"head", "tail"})
 
 
 def size(tensor: Any, axis: int) -> Any:

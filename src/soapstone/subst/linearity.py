@@ -6,12 +6,12 @@ f(x + x', y + y', z) = f(x, y, z) + f(x', y', z). Partial sums pass through exac
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from soapstone.ops import Op, Signature, scalar
+from soapstone.ops.lazy import z3
 from soapstone.ops.op import Attrs
 
 _TIMEOUT_MS = 2_000
@@ -58,7 +58,6 @@ def _additive_sets(op: Op, signature: Signature, attrs: Attrs) -> frozenset[froz
 def _is_additive(
     op: Op, signature: Signature, attrs: Attrs, subset: frozenset[int], at: dict[str, int]
 ) -> bool:
-    z3 = importlib.import_module("z3")
     taken = [i for i in range(op.body_arity(signature)) if signature.shapes[i] is not None]
     body, finish = op.body_meaning(signature, at, attrs), op.finish_meaning(signature, attrs)
     rest = [i for i, s in enumerate(signature.shapes) if i >= op.body_arity(signature) and s is not None]

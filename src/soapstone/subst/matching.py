@@ -15,8 +15,8 @@ from soapstone.graph import Graph, Node
 from soapstone.graph.graph import Operand
 from soapstone.ops.op import Attr
 from soapstone.subst.commuting import commutes
-from soapstone.subst.functions import CUTS
 from soapstone.subst.term import ANY, Call, Rule, Side, Term, Var
+from soapstone.subst.words import CUTS
 
 Symbols = Mapping[Any, Any]
 

@@ -23,11 +23,11 @@ from soapstone.ops.proof import Proved, Unknown, Verdict
 from soapstone.subst.axioms import Axiom, Deriving, is_pointwise
 from soapstone.subst.degree import Symbolic, as_z3
 from soapstone.subst.elements import all_equal, symbols, written_out
-from soapstone.subst.functions import CUTS, TENSOR, Function, size
+from soapstone.subst.functions import TENSOR, Function, size
 from soapstone.subst.layout import Layout, Objection, is_parallel
 from soapstone.subst.sizes import shapes_for
 from soapstone.subst.term import Call, Rule, Side, Term, Var, calls
-from soapstone.subst.words import Context, Typed, types_of
+from soapstone.subst.words import CUTS, Context, Typed, types_of
 
 TIMEOUT_MS = 2_000
 STEPS = 20_000_000

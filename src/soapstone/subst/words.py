@@ -20,6 +20,8 @@ from soapstone.subst.degree import Degree, product
 from soapstone.subst.layout import Layout, Objection, output_layouts
 from soapstone.subst.term import ANY, Call, Side, Term, Var, subterms
 
+CUTS = frozenset({"head", "tail"})
+
 FACTOR = 97 / 64
 """The number that `scale` multiplies by, wherever a number is needed."""
 

@@ -20,7 +20,7 @@ from soapstone.graph import Graph, Role
 from soapstone.search.unity.mapping import Mapped, Mapper
 from soapstone.search.unity.splitting import parts
 from soapstone.subst.applying import apply
-from soapstone.subst.census import side_costs
+from soapstone.subst.costing import side_costs
 from soapstone.subst.matching import matches
 from soapstone.subst.rulebook import shipped
 from soapstone.subst.term import Call, Rule, calls
