@@ -45,6 +45,7 @@ from soapstone.machine.cores import usable_cores
 from soapstone.plans import Plan, read_plan, simulation
 from soapstone.runtime.slices import check_slices, sliced
 from soapstone.runtime.wire import Wire
+from soapstone.runtime.workers import WAITING
 from soapstone.strategy.layout import layout
 from soapstone.strategy.placement import Placement, placed
 from soapstone.strategy.strategy import Strategy
@@ -320,6 +321,7 @@ def by_ranks(rank_main: Callable[..., None], ranks: int, names: list[str], *argu
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    os.environ.update(WAITING)  # for ours and for theirs
     context = torch.multiprocessing.get_context("spawn")
     out = context.SimpleQueue()
     torch.multiprocessing.spawn(rank_main, (ranks, port, names, *arguments, out), nprocs=ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from random import Random
 
@@ -14,12 +15,13 @@ from soapstone.graph import Graph
 from soapstone.machine import preset
 from soapstone.plans import Plan, planned, simulation
 from soapstone.runtime.as_run import as_run
+from soapstone.runtime.order import execution_order
 from soapstone.search.baselines import data_parallel, single_device
 from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.placed import WEIGHT
-from soapstone.tasks.task import BufferKind, TaskKind
+from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, TaskKind
 from soapstone.validation.calibrating import Calibration, calibrated
 from soapstone.validation.comparing import Compared, accounts, kendall_tau, summary
 from soapstone.validation.drawing import drawn
@@ -129,7 +131,24 @@ def test_without_sums_all_is_as_it_was(graph: Graph) -> None:
     plain = simulation(strategy, MACHINE, COSTS)
     ran = as_run(strategy, plain.tasks, plain.timeline)
     assert ran.led_by == {}
-    assert ran.tasks.tasks == plain.tasks.tasks
+    for before, after in zip(plain.tasks.tasks, ran.tasks.tasks, strict=True):
+        assert replace(after, after=before.after) == before
+        assert set(before.after) <= set(after.after)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_devices_take_their_tasks_in_the_order_of_all(graph: Graph, seed: int) -> None:
+    strategy = random_strategy(graph, 2, Random(seed))
+    plain = simulation(strategy, MACHINE, COSTS)
+    ran = as_run(strategy, plain.tasks, plain.timeline).tasks
+    places = {number: place for place, number in enumerate(execution_order(plain.tasks, plain.timeline))}
+    timeline = simulate(ran)
+    for device in MACHINE.devices:
+        own = [n for n, t in enumerate(ran.tasks) if t.resource == device.name and t.kind in COMPUTE_KINDS]
+        taken = sorted(own, key=lambda n: timeline.start_s[n])
+        passes = [n for n in taken if ran.tasks[n].kind is not TaskKind.UPDATE]
+        assert passes == sorted(passes, key=lambda n: places[n])
+        assert passes == taken[: len(passes)]  # and then all updates
 
 
 def test_parts_put_together_are_the_durations(graph: Graph) -> None:
@@ -145,7 +164,6 @@ def test_parts_put_together_are_the_durations(graph: Graph) -> None:
             if before.kind in (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.UPDATE, TaskKind.TRANSFER):
                 assert after.duration_s == pytest.approx(before.duration_s)
         assert parts.makespan_s(Calibration()) == pytest.approx(simulate(ran).makespan_s)
-        assert parts.makespan_s(Calibration()) <= plan.prediction.makespan_s * (1 + 1e-9)
         assert len(parts.memory_bytes(Calibration(), 2)) == 2
 
 
@@ -160,6 +178,16 @@ def test_factors_do_what_they_say(graph: Graph) -> None:
     assert np.allclose(parts.durations(Calibration(message_s=1.0)) - usual, parts.messages)
     assert parts.operators.sum() > 0
     assert parts.messages.sum() > 0
+
+
+def test_only_devices_that_waited_have_to_wake(graph: Graph) -> None:
+    alone = parts_of(plan_of(single_device(graph, MACHINE)), COSTS)
+    assert alone.makespan_s(Calibration(wake_s=1.0)) == alone.makespan_s(Calibration())
+    moved = parts_of(plan_of(random_strategy(graph, 2, Random(0))), COSTS)
+    woken = (moved.awake(Calibration(wake_s=1.0)) - moved.durations(Calibration())).round()
+    assert set(woken) == {0.0, 1.0}
+    for number in np.flatnonzero(woken):
+        assert moved.tasks.tasks[number].kind in COMPUTE_KINDS
 
 
 def test_a_calibration_is_found_again(graph: Graph) -> None:

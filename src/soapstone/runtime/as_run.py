@@ -4,7 +4,8 @@ The task graph has an all-reduce for each piece of a weight; the runtime puts th
 buckets (`buckets`). A bucket moves the bytes of all its members with the latency of one, when the last of
 them is ready, and every update waits for its bucket. All weights are updated in one go at the end, so
 gradients live until then, beside the bucket they were copied into. Sums of the loss that nobody has to wait
-for (`deferring`) take no time. All else is the same.
+for (`deferring`) take no time. A device takes its tasks in the order of all ranks (`order`), also where
+another could start earlier. All else is the same.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ def as_run(strategy: Strategy, tasks: TaskGraph, timeline: Timeline) -> AsRun:
     extra: dict[Key, set[Key]] = {}
     for member, leader in led_by.items():
         extra.setdefault(leader, set()).add(member)
+    before = _walked(tasks, timeline)
     changed = []
     for task in tasks.tasks:
-        after = set(task.after) | extra.get(task.key, set())
+        after = set(task.after) | extra.get(task.key, set()) | before.get(task.key, set())
         if task.kind is TaskKind.UPDATE:
             after |= {led_by[key] for key in task.after if key in led_by}
         duration_s = 0.0 if task.key in led_by or task.key in left_out else task.duration_s
@@ -62,6 +64,19 @@ def as_run(strategy: Strategy, tasks: TaskGraph, timeline: Timeline) -> AsRun:
         *_sent(tasks),
     )
     return AsRun(replace(tasks, tasks=tuple(changed), buffers=buffers), led_by, left_out)
+
+
+def _walked(tasks: TaskGraph, timeline: Timeline) -> Mapping[Key, set[Key]]:
+    """For each compute task the one that its device does before it; updates come last, all of them."""
+    last: dict[str, Key] = {}
+    found: dict[Key, set[Key]] = {}
+    walked = [tasks.tasks[number] for number in execution_order(tasks, timeline)]
+    computed = [task for task in walked if task.kind in COMPUTE_KINDS]
+    for task in sorted(computed, key=lambda task: task.kind is TaskKind.UPDATE):
+        if task.resource in last:
+            found[task.key] = {last[task.resource]}
+        last[task.resource] = task.key
+    return found
 
 
 def _updates(tasks: TaskGraph) -> Mapping[int, tuple[Key, ...]]:

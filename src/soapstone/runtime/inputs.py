@@ -74,11 +74,17 @@ class FreeValues:
         tensors = self._ordered(batch.tensors if isinstance(batch, Part) else batch)
         for value, tensor in zip(self.inputs, tensors, strict=True):
             axis = self._axes.get(value.name)
-            if isinstance(batch, Part) and axis is not None and len(self.rows) != value.shape[axis]:
-                self._tensors[value.name] = self._filled(value, axis, tensor)
+            is_few = axis is not None and len(self.rows) != value.shape[axis]
+            if self._is_part and is_few:
+                assert axis is not None
+                part = _checked(value, tensor, part_shape(value, axis, len(self.rows)))
+                self._tensors[value.name] = self._filled(value, axis, part)
                 continue
             given = _checked(value, tensor, value.shape)
-            if self.holds_still:
+            if is_few and not self._sums and given.device.type != self.place.type:
+                assert axis is not None
+                self._tensors[value.name] = self._filled(value, axis, self._own_rows(given, axis))
+            elif self.holds_still:
                 self._tensors[value.name] = self._room(value).copy_(given, non_blocking=True)
             else:
                 self._tensors[value.name] = given.to(self.place)
@@ -135,17 +141,25 @@ class FreeValues:
             if node.name not in self._sums and any(name in late for name in node.outputs):
                 self._run(node)
 
-    def _filled(self, value: Value, axis: int, tensor: Tensor) -> Tensor:
+    def _filled(self, value: Value, axis: int, part: Tensor) -> Tensor:
         """A whole input with the rank's rows in their places; nobody reads the others."""
-        part = _checked(value, tensor, part_shape(value, axis, len(self.rows))).to(self.place)
         room, rows = self._room(value), self.rows
-        if not rows:
-            return room
-        if rows[-1] - rows[0] == len(rows) - 1:
+        if rows and self._is_run:
             room.narrow(axis, rows[0], len(rows)).copy_(part)
-        else:
-            room.index_copy_(axis, torch.tensor(rows, device=self.place), part)
+        elif rows:
+            room.index_copy_(axis, torch.tensor(rows, device=self.place), part.to(self.place))
         return room
+
+    def _own_rows(self, tensor: Tensor, axis: int) -> Tensor:
+        """The rank's rows of a whole input: what is far away is not all fetched."""
+        if not self.rows or self._is_run:
+            return tensor.narrow(axis, self.rows[0] if self.rows else 0, len(self.rows))
+        return tensor.index_select(axis, torch.tensor(self.rows, device=tensor.device))
+
+    @property
+    def _is_run(self) -> bool:
+        """Whether the rank's rows follow each other."""
+        return bool(self.rows) and self.rows[-1] - self.rows[0] == len(self.rows) - 1
 
     def _room(self, value: Value) -> Tensor:
         """Memory for a whole input, the same for every batch."""

@@ -29,6 +29,10 @@ ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "
 """Large buffers stay with the process from step to step, instead of being mapped anew each time: without
 it a convolution meets thousands of page faults."""
 
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Threads that have nothing to compute leave their core to those that carry messages ([measured] steps of 4
+ranks with 4 threads each on 16 cores: twice as fast where ranks talk, as fast where they do not)."""
+
 Process = subprocess.Popen[bytes]
 
 
@@ -60,7 +64,7 @@ def _started(arguments: Sequence[str], environment: Mapping[str, str], said: IO[
 def _environment(count: int) -> dict[str, str]:
     """What torch.distributed and the ranks' libraries are told; what the user has set stays."""
     threads = max(1, usable_cores() // count)
-    chosen = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR", **ALLOCATOR}
+    chosen = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR", **ALLOCATOR, **WAITING}
     return {
         **{name: value for name, value in chosen.items() if name not in os.environ},
         "WORLD_SIZE": str(count),

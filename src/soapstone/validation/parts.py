@@ -1,11 +1,13 @@
 """What the durations of a plan's tasks are made of, so that factors of them can be fitted to whole steps.
 
     duration = compute * seconds + overhead_s * operators + message_s * messages        of a compute task
+               + wake_s where its device had nothing to do before it
              = wire / bandwidth + latency * latencies                                   of a message
 
 `seconds` are the profile's, `operators` the passes of operators in the task, `messages` those that it waits
 for or that wait for it (handing one over takes time of the device's own thread); `wire` is the time that the
-bytes alone take and `latencies` the rest. The factors are `Calibration`'s.
+bytes alone take and `latencies` the rest. Which device waits for what is seen in the simulated timeline. The
+factors are `Calibration`'s.
 """
 
 from __future__ import annotations
@@ -26,11 +28,20 @@ from soapstone.runtime.as_run import as_run
 from soapstone.sim.memory import STATES_PER_WEIGHT, peak_memory
 from soapstone.sim.reference import simulate
 from soapstone.tasks.build import task_graph
-from soapstone.tasks.task import COMPUTE_KINDS, TaskGraph
+from soapstone.tasks.task import COMPUTE_KINDS, Task, TaskGraph, TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import crowded
 
 Floats = NDArray[np.float64]
+
+WAKING_ROUNDS = 2
+"""[choice] How often it is worked out which tasks are waited for, and when they end."""
+
+SHORTEST_WAIT_S = 1e-7
+"""[choice] A device that has nothing to do for longer than this falls asleep."""
+
+SENT_ONE_BY_ONE = frozenset({TaskKind.ALL_GATHER, TaskKind.REDUCE_SCATTER})
+"""Collectives that gloo's ranks do by messages to each other (`runtime.collectives`)."""
 
 
 class _Counting:
@@ -66,13 +77,35 @@ class Parts:
         own += found.message_s * self.messages
         return own + self.wire_s / found.bandwidth + found.latency * self.latency_s
 
+    def awake(self, found: Calibration) -> Floats:
+        """The durations under a calibration, with what devices take that had to wait."""
+        durations = self.durations(found)
+        if not found.wake_s:
+            return durations
+        woken = np.zeros_like(durations)
+        for _ in range(WAKING_ROUNDS):
+            start_s, end_s, _ = native.simulate(durations + found.wake_s * woken, *self.flat)
+            woken = self._waited(start_s, end_s)
+        return durations + found.wake_s * woken
+
     def makespan_s(self, found: Calibration) -> float:
         """The predicted step under a calibration."""
-        return native.simulate(self.durations(found), *self.flat)[2]
+        return native.simulate(self.awake(found), *self.flat)[2]
+
+    def _waited(self, start_s: Floats, end_s: Floats) -> Floats:
+        """One for each task before which its device did nothing; updates follow at once."""
+        resource = self.flat[0]
+        number = np.flatnonzero(self.operators)
+        number = number[np.lexsort((start_s[number], resource[number]))]
+        free_s = np.concatenate([[0.0], end_s[number][:-1]])
+        free_s[1:][resource[number][1:] != resource[number][:-1]] = 0.0
+        found = np.zeros_like(start_s)
+        found[number] = start_s[number] > free_s + SHORTEST_WAIT_S
+        return found
 
     def graph(self, found: Calibration) -> TaskGraph:
         """The tasks with their durations under a calibration."""
-        durations = self.durations(found)
+        durations = self.awake(found)
         tasks = tuple(
             replace(t, duration_s=float(d)) for t, d in zip(self.tasks.tasks, durations, strict=True)
         )
@@ -130,15 +163,20 @@ def _without_latency(machine: Machine) -> Machine:
 
 def _messages(tasks: TaskGraph, led: set[Any]) -> Floats:
     """For each compute task, the messages that it hands over or takes."""
+
+    def count(task: Task) -> int:
+        is_many = task.kind in SENT_ONE_BY_ONE
+        return len(tasks.exchanges[task.key[:-2]].moves[task.key[-2]].devices) - 1 if is_many else 1
+
     found = np.zeros(len(tasks.tasks))
     for number, (task, after) in enumerate(zip(tasks.tasks, tasks.after, strict=True)):
         is_compute = task.kind in COMPUTE_KINDS
         for before in after:
             other = tasks.tasks[before]
             if is_compute and other.kind not in COMPUTE_KINDS and other.key not in led and not other.key[-1]:
-                found[number] += 1
+                found[number] += count(other)
             elif not is_compute and other.kind in COMPUTE_KINDS and task.key not in led and not task.key[-1]:
-                found[before] += 1
+                found[before] += count(task)
     return found
 
 

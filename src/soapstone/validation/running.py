@@ -45,8 +45,9 @@ class Model:
     inputs: tuple[Tensor, ...]
 
 
-def model_of(source: Source, graph: Any, constants: Any) -> Model:
-    """The tensors of a captured module."""
+def model_of(source: Source, graph: Any, constants: Any, place: torch.device) -> Model:
+    """The tensors of a captured module. The batch is where it is computed on already: a prediction begins
+    when the first task could."""
     module = source.module
     named: dict[str, Tensor] = {
         name.removeprefix(source.prefix): tensor
@@ -56,7 +57,8 @@ def model_of(source: Source, graph: Any, constants: Any) -> Model:
         ]
     }
     parameters = {name: tensor for name, tensor in named.items() if isinstance(tensor, nn.Parameter)}
-    return Model(state_of(graph, named, constants), parameters, source.inputs)
+    inputs = tuple(tensor.to(place) for tensor in source.inputs)
+    return Model(state_of(graph, named, constants), parameters, inputs)
 
 
 @dataclass

@@ -79,7 +79,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
         costs, told = _measured(found, wanted, wire, show)
         crowding = tuple(told["crowding"])
     plans = [_plan(each, machine, costs) for each in found]
-    model = model_of(source, graph, captured.constants)
+    model = model_of(source, graph, captured.constants, wire.device)
     seen = ran(plans, model, wire, wanted.steps, lambda done: show(done, "strategies run"))
     fitted_on = frozenset(range(0, len(found), 2))
     rest = [i for i in range(len(found)) if i not in fitted_on]
