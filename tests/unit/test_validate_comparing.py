@@ -180,6 +180,14 @@ def test_factors_do_what_they_say(graph: Graph) -> None:
     assert parts.messages.sum() > 0
 
 
+def test_a_gpu_computes_while_the_next_operators_are_launched(graph: Graph) -> None:
+    plan = plan_of(single_device(graph, MACHINE))
+    parts = parts_of(plan, COSTS, launches_ahead=True)
+    slow, quick = Calibration(overhead_s=1.0), Calibration(overhead_s=1e-12)
+    assert np.allclose(parts.durations(slow), parts.operators)  # nothing else counts
+    assert np.array_equal(parts.durations(quick), parts.durations(Calibration()))
+
+
 def test_only_devices_that_waited_have_to_wake(graph: Graph) -> None:
     alone = parts_of(plan_of(single_device(graph, MACHINE)), COSTS)
     assert alone.makespan_s(Calibration(wake_s=1.0)) == alone.makespan_s(Calibration())

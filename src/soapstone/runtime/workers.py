@@ -30,8 +30,7 @@ ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "
 it a convolution meets thousands of page faults."""
 
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Threads that have nothing to compute leave their core to those that carry messages ([measured] steps of 4
-ranks with 4 threads each on 16 cores: twice as fast where ranks talk, as fast where they do not)."""
+"""[choice] Threads that have nothing to compute leave their core to those that carry messages."""
 
 Process = subprocess.Popen[bytes]
 

@@ -4,10 +4,11 @@
                + wake_s where its device had nothing to do before it
              = wire / bandwidth + latency * latencies                                   of a message
 
-`seconds` are the profile's, `operators` the passes of operators in the task, `messages` those that it waits
-for or that wait for it (handing one over takes time of the device's own thread); `wire` is the time that the
-bytes alone take and `latencies` the rest. Which device waits for what is seen in the simulated timeline. The
-factors are `Calibration`'s.
+A GPU computes while the next operators are launched, so there the larger of the first two counts, not the
+sum. `seconds` are the profile's, `operators` the passes of operators in the task, `messages` those that it
+waits for or that wait for it (handing one over takes time of the device's own thread); `wire` is the time
+that the bytes alone take and `latencies` the rest. Which device waits for what is seen in the simulated
+timeline. The factors are `Calibration`'s.
 """
 
 from __future__ import annotations
@@ -70,12 +71,18 @@ class Parts:
     latency_s: Floats
     flat: tuple[Any, ...]
     states_per_weight: int
+    launches_ahead: bool
 
     def durations(self, found: Calibration) -> Floats:
         """The durations under a calibration."""
-        own = found.compute * self.seconds + found.overhead_s * self.operators
-        own += found.message_s * self.messages
-        return own + self.wire_s / found.bandwidth + found.latency * self.latency_s
+        computed, launched = found.compute * self.seconds, found.overhead_s * self.operators
+        own = np.maximum(computed, launched) if self.launches_ahead else computed + launched
+        return (
+            own
+            + found.message_s * self.messages
+            + self.wire_s / found.bandwidth
+            + found.latency * self.latency_s
+        )
 
     def awake(self, found: Calibration) -> Floats:
         """The durations under a calibration, with what devices take that had to wait."""
@@ -118,8 +125,11 @@ class Parts:
         return tuple(device.peak_bytes for device in memory)
 
 
-def parts_of(plan: Plan, costs: AnalyticCosts, crowding: Sequence[float] = (1.0,)) -> Parts:
-    """The parts of a plan's durations; `crowding` says what ranks take from each other."""
+def parts_of(
+    plan: Plan, costs: AnalyticCosts, crowding: Sequence[float] = (1.0,), *, launches_ahead: bool = False
+) -> Parts:
+    """The parts of a plan's durations; `crowding` says what ranks take from each other, `launches_ahead`
+    whether the devices are GPUs."""
     strategy, machine = plan.strategy, plan.machine
     plain = task_graph(strategy, machine, costs)
     ran = as_run(strategy, plain, simulate(plain))
@@ -153,6 +163,7 @@ def parts_of(plan: Plan, costs: AnalyticCosts, crowding: Sequence[float] = (1.0,
         latency_s,
         flat,
         STATES_PER_WEIGHT[plan.optimizer],
+        launches_ahead,
     )
 
 
