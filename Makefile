@@ -6,6 +6,8 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 SOAPSTONE := $(VENV)/bin/soapstone
 WORKERS ?= 2
+# Wide layers and few samples: where data parallelism moves far more than it has to.
+DEMO := mlp:features=1024,hidden=1024,layers=4 --batch 32
 
 # The environment is up to date while this file is newer than all that went into it.
 READY := $(VENV)/ready
@@ -29,11 +31,15 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard cpp/*.h cpp/*
 	$(PIP) install --no-build-isolation --constraint constraints.txt --editable ".[dev,hf]"
 	@touch $@
 
-demo: $(READY) ## Plan a small model for two devices, predict a step, train it on two workers; results in out/.
+demo: $(READY) ## Measure this computer, plan a model for two workers of it, train it that way and as others do; see out/.
 	@mkdir -p out
-	$(SOAPSTONE) plan lenet --tiny --batch 256 --machine cpu:1x2 --budget 3s -o out/plan.json
+	$(SOAPSTONE) machine detect --ranks 2 -o out/here.yaml
+	$(SOAPSTONE) profile $(DEMO) --machine out/here.yaml --budget 20s
+	$(SOAPSTONE) plan $(DEMO) --machine out/here.yaml --costs measured --budget 5s -o out/plan.json
 	$(SOAPSTONE) simulate out/plan.json --trace out/predicted.json --tasks out/tasks.json
 	$(SOAPSTONE) train out/plan.json --steps 20 --checkpoint out/checkpoint --trace out/actual.json
+	$(SOAPSTONE) simulate --model $(DEMO) --machine out/here.yaml --costs measured --strategy data_parallel -o out/data_parallel.json
+	$(SOAPSTONE) train out/data_parallel.json --steps 20
 	$(SOAPSTONE) report out/plan.json --actual out/actual.json -o out/report.html
 
 test: $(READY) ## Run all tests.
