@@ -59,6 +59,13 @@ class Bounds {
     double least_s = kNever;
     for (std::size_t kind = 0; kind < machine.launch_s.size(); ++kind) {
       const double flops = node.flops * (backward ? gradients : 1);
+      const std::vector<std::int32_t>& curves = backward ? node.backward_curve : node.forward_curve;
+      if (!curves.empty() && curves[kind] >= 0) {
+        const TimeCurve& curve = problem_.curves[curves[kind]];
+        const double traffic_s = static_cast<double>(bytes) * curve.least_s_per_byte;
+        least_s = std::min(least_s, std::max(flops * curve.least_s_per_flop, traffic_s) / parts);
+        continue;
+      }
       const int launches = backward ? std::min(gradients, kBackwardLaunches) : 1;
       const double busy_s =
           std::max(flops / node.flops_per_s[kind], static_cast<double>(bytes) / machine.memory_bytes_per_s[kind]);

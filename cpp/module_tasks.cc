@@ -326,6 +326,8 @@ void BindTasks(nb::module_& module) {
       .def_rw("base_s", &TimeCurve::base_s)
       .def_rw("s_per_flop", &TimeCurve::s_per_flop)
       .def_rw("s_per_byte", &TimeCurve::s_per_byte)
+      .def_rw("least_s_per_flop", &TimeCurve::least_s_per_flop)
+      .def_rw("least_s_per_byte", &TimeCurve::least_s_per_byte)
       .def_rw("shapes", &TimeCurve::shapes)
       .def_rw("seconds", &TimeCurve::seconds);
   nb::class_<NodeData>(module, "NodeData")

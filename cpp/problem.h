@@ -41,11 +41,14 @@ struct Access {
 
 // Measured times of an operator: shapes that were measured, and a plane through them for all others. Shapes are
 // written as what a shard reads of each operand and then writes of each output: the number of axes and their
-// lengths, or -1 for an operand that it does not read. Sorted, for binary search.
+// lengths, or -1 for an operand that it does not read. Sorted, for binary search. No shape takes less than the
+// least of its flops or its bytes.
 struct TimeCurve {
   double base_s = 0;
   double s_per_flop = 0;
   double s_per_byte = 0;
+  double least_s_per_flop = 0;
+  double least_s_per_byte = 0;
   std::vector<std::vector<std::int64_t>> shapes;
   std::vector<double> seconds;
 };

@@ -42,6 +42,8 @@ class TimeCurve:
     base_s: float
     s_per_flop: float
     s_per_byte: float
+    least_s_per_flop: float
+    least_s_per_byte: float
     shapes: list[list[int]]
     seconds: list[float]
 

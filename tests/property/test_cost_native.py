@@ -15,6 +15,7 @@ from soapstone.cost.candidates import candidates, candidates_of
 from soapstone.cost.measured import Basis
 from soapstone.cost.profile import flat_shape, key_of
 from soapstone.machine import Machine
+from soapstone.search.exact import lower_bound
 from soapstone.strategy.space import Space
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
@@ -106,3 +107,13 @@ def test_misuse_of_curves_is_refused() -> None:
     machine.launch_s = [0.0]
     with pytest.raises(ValueError, match="no such curve"):
         native.Problem(machine, [block], [], [], [])
+
+
+@given(planned(), st.integers(0, 2**16), st.sampled_from([1e-3, 1e-8]))
+@settings(max_examples=40, deadline=None)
+def test_no_strategy_is_below_the_bound(plan: tuple[Strategy, Machine], seed: int, longest_s: float) -> None:
+    """Shards may take less than their part of the whole, and devices less than their datasheets say."""
+    strategy, machine = plan
+    costs = made_up_costs(strategy, machine, Random(seed), 1.0, longest_s)
+    makespan_s = native_tasks(strategy, machine, costs).simulated()[2]
+    assert makespan_s >= lower_bound(strategy.graph, machine, costs).seconds

@@ -42,11 +42,14 @@ class Plane:
 
 @dataclass(frozen=True)
 class Curve:
-    """The times of one operator: of the shapes that were measured, and of all others by a plane."""
+    """The times of one operator: of the shapes that were measured, and of all others by a plane. No shape
+    takes less for each of its flops and bytes than the least of both say."""
 
     plane: Plane
     shapes: tuple[tuple[int, ...], ...] = ()
     seconds: tuple[float, ...] = field(default=())
+    least_s_per_flop: float = 0.0
+    least_s_per_byte: float = 0.0
 
     def measured_s(self, shape: tuple[int, ...]) -> float | None:
         """The measured time of a shape; None where there is none."""
@@ -103,7 +106,15 @@ class Fits:
         if plane is None:
             return None
         times = sorted(self._times.get(key, ()), key=lambda m: m.shape)
-        return Curve(plane, tuple(m.shape for m in times), tuple(m.seconds for m in times))
+        per_flop = [m.seconds / m.flops for m in times if m.flops]
+        per_byte = [m.seconds / m.size_bytes for m in times if m.size_bytes]
+        return Curve(
+            plane,
+            tuple(m.shape for m in times),
+            tuple(m.seconds for m in times),
+            min([plane.s_per_flop, *per_flop]),
+            min([plane.s_per_byte, *per_byte]),
+        )
 
 
 @dataclass(frozen=True)

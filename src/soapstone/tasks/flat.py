@@ -267,6 +267,7 @@ class FlatProblem:
             data = native.TimeCurve()
             data.base_s, data.s_per_flop = curve.plane.base_s, curve.plane.s_per_flop
             data.s_per_byte = curve.plane.s_per_byte
+            data.least_s_per_flop, data.least_s_per_byte = curve.least_s_per_flop, curve.least_s_per_byte
             data.shapes, data.seconds = list(map(list, curve.shapes)), list(curve.seconds)
             self._curve_numbers[id(curve)] = len(self.curves)
             self.curves.append(data)
