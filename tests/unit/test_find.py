@@ -108,7 +108,9 @@ def test_the_optimizer_decides_what_fits() -> None:
     strategy = single_device(network(), MACHINE)
     machine = holding(peak(strategy))  # with momentum
     assert (
-        settled(report_of(strategy), machine, AnalyticCosts(), "net", replace(QUICK, optimizer="momentum")).instead
+        settled(
+            report_of(strategy), machine, AnalyticCosts(), "net", replace(QUICK, optimizer="momentum")
+        ).instead
         is None
     )
     outcome = settled(report_of(strategy), machine, AnalyticCosts(), "net", replace(QUICK, optimizer="adam"))

@@ -144,7 +144,9 @@ def _exactly(
     )
     start = chains.strategy if is_in_space(chains.strategy) else None
     left_s = None if budget_s is None else max(0.0, budget_s - chains.elapsed_s)
-    found = exact_search(graph, machine, costs, budget_s=left_s, start=start, progress=progress)
+    found = exact_search(
+        graph, machine, costs, budget_s=left_s, start=start, threads=options.threads, progress=progress
+    )
     told = StartReport(
         "exact", found.makespan_s, found.makespan_s, found.bounded, found.simulated, found.stop
     )
