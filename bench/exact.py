@@ -33,7 +33,7 @@ BASELINES = ("data_parallel", "krizhevsky", "wu")
 COSTS = AnalyticCosts()
 
 
-def small(models: list[str], tolerances: list[float], budget_s: float) -> None:
+def small(models: list[str], tolerances: list[float], budget_s: float, threads: int) -> None:
     """Prints a row for each problem and tolerance."""
     print(
         "| model | strategies | tolerance | best, ms | bound, ms | proved | bounds | s | CPU s | paper, h |"
@@ -43,7 +43,9 @@ def small(models: list[str], tolerances: list[float], budget_s: float) -> None:
         graph, machine = load(model, devices=4).captured().graph, resolve("p100:1x4")
         for tolerance in tolerances:
             began_s = time.process_time()
-            found = exact_search(graph, machine, COSTS, tolerance=tolerance, budget_s=budget_s)
+            found = exact_search(
+                graph, machine, COSTS, tolerance=tolerance, budget_s=budget_s, threads=threads
+            )
             print(
                 f"| {model} | {found.space:.1e} | {tolerance:g} | {found.makespan_s * 1e3:.4f}"
                 f" | {found.lower_bound_s * 1e3:.4f} | {'yes' if found.is_optimal else 'no'}"
@@ -93,11 +95,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="+")
     parser.add_argument("--tolerances", nargs="+", type=float, default=[0.1, 0.05])
     parser.add_argument("--budget", type=float, default=300.0, help="seconds for each search")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--devices", nargs="+", type=int, default=[16, 64])
     options = parser.parse_args()
     sections = options.sections or ["small", "large"]
     if "small" in sections:
-        small(options.models or list(SMALL), options.tolerances, options.budget)
+        small(options.models or list(SMALL), options.tolerances, options.budget, options.threads)
     if "large" in sections:
         large(options.models or list(LARGE), options.devices)
 

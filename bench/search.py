@@ -144,10 +144,22 @@ def compute_s(strategy: Strategy, machine: Machine) -> float:
     return float(sum(s for kind, s in zip(flat.kind, flat.duration_s, strict=True) if kind in compute))
 
 
-def stopped(request: Request, simulation: Method, uses_threshold: bool) -> Row:
-    """The paper's search from one random strategy, until it stops."""
+@dataclass(frozen=True)
+class Reading:
+    """How the paper's search is read: what it starts from, and whether devices follow each other."""
+
+    start: str = "random"
+    has_ranges: bool = False
+
+
+def stopped(request: Request, simulation: Method, uses_threshold: bool, reading: Reading) -> Row:
+    """The paper's search from one strategy, until it stops."""
     rules = replace(
-        RULES["mcmc-paper"], starts=("random",), simulation=simulation, uses_threshold=uses_threshold
+        RULES["mcmc-paper"],
+        starts=(reading.start,),
+        simulation=simulation,
+        uses_threshold=uses_threshold,
+        has_ranges=reading.has_ranges,
     )
     report = request.searched(rules)
     return {"seconds": report.elapsed_s, "proposals": report.proposals, "stop": report.stop.name}
@@ -230,6 +242,8 @@ class Section:
     seconds: float
     starts: int
     cut: float
+    reading: Reading
+    full: bool
 
     def rows(self, work: Callable[[Request], Row], requests: Iterable[Request]) -> Iterator[Row]:
         """One row for each request, in order, as they are done."""
@@ -245,24 +259,29 @@ def named(request: Request) -> Row:
 
 
 def table5(section: Section) -> Iterator[Row]:
-    """Means over random starts. A search is cut when it has taken a part of the paper's time."""
+    """Means over starts. A search is cut when it has taken a part of the paper's time."""
     waiting = []
     for model in section.models:
         for devices in section.devices:
             paper_s = PAPER_DELTA_S[model][DEVICES.index(devices)]
             request = Request(model, p100(devices), max(1.0, paper_s * section.cut))
             starts = [replace(request, seed=seed) for seed in range(section.starts)]
-            ours = [section.pool.submit(stopped, start, "engine", True) for start in starts]
-            full = section.pool.submit(stopped, request, "full", False)
+            ours = [section.pool.submit(stopped, start, "engine", True, section.reading) for start in starts]
+            full = (
+                section.pool.submit(stopped, request, "full", False, section.reading)
+                if section.full
+                else None
+            )
             waiting.append((request, paper_s, ours, full))
     for request, paper_s, ours, full in waiting:
+        whole = full.result() if full is not None else {"seconds": None, "stop": None}
         found = [each.result() for each in ours]
         seconds = mean(each["seconds"] for each in found)
         yield {
             **named(request),
             "paper_delta_s": paper_s,
-            "full_s": full.result()["seconds"],
-            "full_is_cut": full.result()["stop"] == "BUDGET",
+            "full_s": whole["seconds"],
+            "full_is_cut": whole["stop"] == "BUDGET",
             "ours_s": seconds,
             "ours_cut": sum(each["stop"] == "BUDGET" for each in found),
             "proposals": round(mean(each["proposals"] for each in found)),
@@ -363,14 +382,26 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--devices", nargs="+", type=int, default=DEVICES)
     parser.add_argument("--seconds", type=float, default=20.0, help="budget of a search")
-    parser.add_argument("--starts", type=int, default=2, help="random strategies of table5")
+    parser.add_argument("--starts", type=int, default=2, help="strategies to start from in table5")
+    parser.add_argument("--start", default="random", help="what table5 starts from: random, data_parallel")
+    parser.add_argument("--ranges", action="store_true", help="table5 on devices that follow each other")
+    parser.add_argument("--no-full", action="store_true", help="table5 without full simulations")
     parser.add_argument("--cut", type=float, default=1 / ASKED, help="part of the paper's time for table5")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write all rows here")
     given = parser.parse_args()
     found: dict[str, list[Row]] = {}
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
-        section = Section(pool, given.models, given.devices, given.seconds, given.starts, given.cut)
+        section = Section(
+            pool,
+            given.models,
+            given.devices,
+            given.seconds,
+            given.starts,
+            given.cut,
+            Reading(given.start, given.ranges),
+            not given.no_full,
+        )
         for name in given.sections or SECTIONS:
             print(f"\n{name}", flush=True)
             for row in SECTIONS[name](section):

@@ -3,6 +3,8 @@
 //
 // Wherever it stands, it first tries every placement of every block near the one just placed, and forgets
 // those under which the bound is too high; then it goes on with the block that promises the smallest tree.
+// When it has to turn back because nothing is left for some block, that block is tried next wherever it was
+// not: often the placements in between have nothing to do with it (last conflicts, Lecoutre et al. 2009).
 // What is forgotten at the root makes the bounds of unplaced blocks better, so that more is forgotten.
 //
 // What is proved: when the search is finished, no strategy of the space (every block under any layout with at
@@ -31,8 +33,11 @@ namespace soapstone {
 
 class Exact {
  public:
+  // [choice] After so many bounds the search begins anew for the first time, knowing which blocks are decisive.
+  static constexpr std::int64_t kFirstRestart = 20'000;
+
   // REQUIRES: problem outlives it.
-  Exact(const Problem* problem, double tolerance);
+  Exact(const Problem* problem, double tolerance, std::int64_t first_restart = kFirstRestart);
 
   Space* space() { return &space_; }
   const Symmetry& symmetry() const { return symmetry_; }
@@ -50,6 +55,18 @@ class Exact {
   //
   // REQUIRES: as for Offer(). Step() was not called.
   std::vector<double> Bounds(const std::vector<Placement>& strategy);
+
+  // Begins anew and looks only into its share of the placements of the block that is placed first: of `parts`
+  // searches that share a problem so, each with another `part`, all have to be finished. Each takes what another
+  // knows: Beat() tells the makespan that a strategy must be better than to be of interest.
+  //
+  // REQUIRES: part < parts; all parts are given the same block.
+  void Split(std::int32_t block, std::int32_t part, std::int32_t parts);
+  void Beat(double makespan_s) { beat_s_ = std::min(beat_s_, makespan_s); }
+
+  // The block to place first, and whether enough was tried to know: until then it is not worth sharing.
+  std::int32_t first_block() const { return frames_.empty() ? -1 : frames_.front().branch; }
+  bool has_settled() const;
 
   double best_s() const { return best_s_; }
   const std::vector<Placement>& best() const { return best_; }
@@ -75,22 +92,29 @@ class Exact {
     std::int32_t placed = -1;              // the block it places, none at the root
     double bound_s = 0;
     std::vector<std::vector<Child>> left;  // by block: its placements, if it is not placed
-    std::int32_t block = 0;                // the one whose placements are being sorted out
+    std::vector<std::int32_t> due;         // blocks whose placements are to be sorted out, the last one first
+    std::vector<std::uint8_t> is_sorted;   // by block: whether they were sorted out here
     std::size_t at = 0;                    // the next of them
     std::size_t kept = 0;                  // how many of those before it stay
     std::int32_t branch = -1;              // the block to be placed next
     std::size_t next_child = 0;
+    std::size_t reconsider_at = 1;         // the child at which the choice of the branch is looked at again
     std::vector<std::int32_t> fixing;      // relabellings that leave what is placed as it is
   };
 
   std::int32_t blocks() const { return static_cast<std::int32_t>(chosen_.size()); }
-  bool IsTooHigh(double bound_s) const { return bound_s >= best_s_ * (1 - tolerance_); }
+  double limit_s() const { return std::min(best_s_, beat_s_) * (1 - tolerance_); }
+  bool IsTooHigh(double bound_s) const { return bound_s >= limit_s(); }
   void LeaveOut(double bound_s) { least_left_out_s_ = std::min(least_left_out_s_, bound_s); }
   void SortOut(Frame* frame);
   void EndBlock(Frame* frame);
+  void SetDue(Frame* frame, std::int32_t block);
+  bool Reconsider(Frame* frame);
   void ChooseBranch(Frame* frame);
   void Enter(Child child);
   void Leave();
+  void Restart();
+  void BeginAnew();
   void Simulate(const std::vector<Placement>& strategy);
 
   const Problem* problem_;
@@ -101,9 +125,17 @@ class Exact {
   Engine engine_;
   std::vector<std::int32_t> chosen_;  // by block
   std::vector<Frame> frames_;
+  Frame root_;                   // as it was before anything was placed
+  std::int64_t restart_at_;      // after so many bounds it begins anew
+  std::int32_t culprit_ = -1;    // the block that had no placement left when the search last had to turn back
+  std::vector<double> weight_;   // by block: how often it had to turn back because of it, or after placing it
   std::unordered_set<std::string> known_;  // keys of partial strategies that were looked into
   double least_left_out_s_;  // the least bound of what was left out
   double best_s_;
+  double beat_s_;                // the best makespan known elsewhere
+  std::int32_t first_ = -1;      // the block to place first, where that is given
+  std::int32_t part_ = 0;
+  std::int32_t parts_ = 1;
   std::vector<Placement> best_;
   std::int64_t bounded_ = 0;
   std::int64_t simulated_ = 0;

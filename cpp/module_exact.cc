@@ -28,12 +28,22 @@ using Placed = std::tuple<std::vector<std::int32_t>, std::int32_t, std::vector<s
 
 class ExactSearch {
  public:
-  ExactSearch(const Problem& problem, double tolerance)
-      : problem_(std::make_shared<const Problem>(problem)), exact_(problem_.get(), tolerance) {}
+  ExactSearch(const Problem& problem, double tolerance, std::int64_t first_restart)
+      : problem_(std::make_shared<const Problem>(problem)), exact_(problem_.get(), tolerance, first_restart) {}
 
   void Offer(const std::vector<Placed>& strategy) { exact_.Offer(Checked(strategy)); }
 
   std::vector<double> Bounds(const std::vector<Placed>& strategy) { return exact_.Bounds(Checked(strategy)); }
+
+  void Split(std::int32_t block, std::int32_t part, std::int32_t parts) {
+    if (block < 0 || block >= static_cast<std::int32_t>(problem_->blocks.size())) {
+      throw std::invalid_argument("there is no such block");
+    }
+    if (part < 0 || part >= parts) throw std::invalid_argument("a part must be less than the number of parts");
+    exact_.Split(block, part, parts);
+  }
+
+  void Beat(double makespan_s) { exact_.Beat(makespan_s); }
 
   bool Step(std::int64_t count) {
     const nb::gil_scoped_release unlocked;
@@ -82,17 +92,21 @@ class ExactSearch {
 void BindExact(nb::module_& module) {
   nb::class_<ExactSearch>(module, "ExactSearch")
       .def("__init__",
-           [](ExactSearch* self, const Problem& problem, double tolerance) {
+           [](ExactSearch* self, const Problem& problem, double tolerance, std::int64_t first_restart) {
              const nb::gil_scoped_release unlocked;
-             new (self) ExactSearch(problem, tolerance);
+             new (self) ExactSearch(problem, tolerance, first_restart);
            },
-           nb::arg("problem"), nb::arg("tolerance"))
+           nb::arg("problem"), nb::arg("tolerance"), nb::arg("first_restart") = Exact::kFirstRestart)
       .def("offer", &ExactSearch::Offer, nb::arg("strategy"))
       .def("bounds", &ExactSearch::Bounds, nb::arg("strategy"))
       .def("step", &ExactSearch::Step, nb::arg("count"))
+      .def("split", &ExactSearch::Split, nb::arg("block"), nb::arg("part"), nb::arg("parts"))
+      .def("beat", &ExactSearch::Beat, nb::arg("makespan_s"))
       .def("best", &ExactSearch::Best)
       .def_prop_ro("best_s", [](const ExactSearch& self) { return self.exact().best_s(); })
       .def_prop_ro("lower_bound_s", [](const ExactSearch& self) { return self.exact().lower_bound_s(); })
+      .def_prop_ro("first_block", [](const ExactSearch& self) { return self.exact().first_block(); })
+      .def_prop_ro("has_settled", [](const ExactSearch& self) { return self.exact().has_settled(); })
       .def_prop_ro("bounded", [](const ExactSearch& self) { return self.exact().bounded(); })
       .def_prop_ro("simulated", [](const ExactSearch& self) { return self.exact().simulated(); })
       .def_prop_ro("symmetry", [](const ExactSearch& self) { return self.exact().symmetry().relabellings().size(); })

@@ -404,13 +404,15 @@ void BindTasks(nb::module_& module) {
   nb::class_<Proposals>(module, "Proposals")
       .def("__init__",
            [](Proposals* self, const Problem& problem, std::uint64_t seed, const std::string& method,
-              bool uses_threshold, bool is_structured) {
-             const MoveKind moves = is_structured ? MoveKind::kStructured : MoveKind::kPaper;
+              bool uses_threshold, bool is_structured, bool has_ranges) {
+             const MoveKind moves = is_structured ? MoveKind::kStructured
+                                    : has_ranges  ? MoveKind::kRanges
+                                                  : MoveKind::kPaper;
              const ChainOptions options{MethodNamed(method), moves, uses_threshold};
              new (self) Proposals(std::make_shared<const Problem>(problem), seed, options);
            },
            nb::arg("problem"), nb::arg("seed") = 0, nb::arg("method") = "engine", nb::arg("uses_threshold") = true,
-           nb::arg("is_structured") = false)
+           nb::arg("is_structured") = false, nb::arg("has_ranges") = false)
       .def("place", &Proposals::Place, nb::arg("block"), nb::arg("degrees"), nb::arg("copies"),
            nb::arg("devices"), nb::arg("lanes") = 1, nb::arg("in_flight") = 0)
       .def("makespan", &Proposals::Makespan)

@@ -38,7 +38,7 @@ std::vector<std::int32_t> Sorted(const std::set<std::int32_t>& numbers) { return
 Moves::Moves(const Problem* problem, Space* space, MoveKind kind)
     : problem_(problem), space_(space), kind_(kind), deck_(problem->machine.device_count) {
   std::iota(deck_.begin(), deck_.end(), 0);
-  if (kind == MoveKind::kPaper) return;
+  if (kind != MoveKind::kStructured) return;
   const std::int32_t devices = problem->machine.device_count;
   for (std::int32_t d = 1; d <= devices; ++d) {
     if (devices % d == 0) divisors_.push_back(d);
@@ -95,9 +95,14 @@ void Moves::DrawPlacement(std::int32_t block, Random* random, Placement* placeme
   DrawDevices(placement->layout->parts, random, &placement->devices);
 }
 
-// Any devices, in any order.
+// Any devices, in any order; or any that follow each other.
 void Moves::DrawDevices(std::int32_t parts, Random* random, std::vector<std::int32_t>* devices) {
   devices->resize(parts);
+  if (kind_ == MoveKind::kRanges) {
+    const auto count = static_cast<std::int32_t>(deck_.size());
+    std::iota(devices->begin(), devices->end(), random->Below(count - parts + 1));
+    return;
+  }
   for (std::int32_t i = 0; i < parts; ++i) {
     std::swap(deck_[i], deck_[i + random->Below(deck_.size() - i)]);
     (*devices)[i] = deck_[i];

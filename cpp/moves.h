@@ -1,7 +1,8 @@
 // Proposals: random changes of a strategy.
 //
-// Two ways to draw them:
+// Three ways to draw them:
 //   kPaper       as FlexFlow does (section 6.2): one block, and for it any layout and any devices;
+//   kRanges      the same, but devices that follow each other, as FlexFlow's own code has them;
 //   kStructured  changes that have a better chance: several blocks at once where they belong together (steps of
 //                one layer, which share weights; blocks of the same shape; neighbours), on devices that lie
 //                together, that a neighbour uses, or that differ from today's by a swap. Every change that
@@ -23,7 +24,7 @@
 
 namespace soapstone {
 
-enum class MoveKind { kPaper, kStructured };
+enum class MoveKind { kPaper, kRanges, kStructured };
 
 class Moves {
  public:

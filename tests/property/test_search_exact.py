@@ -51,6 +51,38 @@ def test_exact_is_exhaustive(graph: Graph, name: str) -> None:
     assert simulate(task_graph(result.strategy, machine, COSTS)).makespan_s == result.makespan_s
 
 
+@given(graphs(), st.sampled_from(SMALL), st.integers(0, 2**16), st.integers(1, 3))
+@settings(max_examples=10, deadline=None)
+def test_parts_of_the_tree_and_restarts_leave_nothing_out(
+    graph: Graph, name: str, seed: int, parts: int
+) -> None:
+    """Searches that share a problem, each of which begins anew now and then, find together what trying
+    everything finds, from any start and whichever block they place first."""
+    machine = preset(name)
+    spaces = {block.name: Space(graph, block, len(machine.devices)) for block in blocks(graph)}
+    assume(prod(space.count for space in spaces.values()) <= MOST_STRATEGIES)
+    least_s = min(
+        _makespan_s(Strategy(graph, dict(zip(spaces, chosen, strict=True))), machine)
+        for chosen in product(*spaces.values())
+    )
+    problem = FlatProblem(graph, machine, COSTS)
+    start = _placed(problem, random_strategy(graph, len(machine.devices), Random(seed)))
+    alone = native.ExactSearch(problem.native, 0.0, first_restart=1 + seed % 9)
+    alone.offer(start)
+    while not alone.step(3):
+        assert alone.lower_bound_s <= least_s * ROUNDING
+    assert alone.best_s == least_s
+    found = []
+    for part in range(parts):
+        search = native.ExactSearch(problem.native, 0.0)
+        search.offer(start)
+        search.split(seed % len(problem.blocks), part, parts)
+        while not search.step(3):
+            pass
+        found.append(search.best_s)
+    assert min(found) == least_s
+
+
 @given(graphs(), st.sampled_from(FOUR), st.integers(0, 2**16))
 @settings(max_examples=40, deadline=None)
 def test_partial_bounds_hold_for_all_relabellings(graph: Graph, name: str, seed: int) -> None:

@@ -8,16 +8,18 @@ import pytest
 
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import SearchError
+from soapstone.frontends.source import load
 from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import Machine, preset
 from soapstone.plans import simulation
-from soapstone.search.baselines import data_parallel, single_device
-from soapstone.search.find import SEARCHES, Options, find, settled
+from soapstone.search.baselines import applicable, baseline, data_parallel, single_device
+from soapstone.search.find import RESORTS, SEARCHES, SPARING, Options, find, settled
 from soapstone.search.mcmc import Budget
 from soapstone.search.report import SearchReport, StopReason
 from soapstone.strategy.strategy import Strategy
 
 MACHINE = preset("p100:1x2")
+QUICK = Options(budget=Budget(None, 100), threads=1)
 
 
 def network() -> Graph:
@@ -30,13 +32,17 @@ def network() -> Graph:
     return build.graph(loss=loss)
 
 
-def holding(memory_bytes: int) -> Machine:
-    kind = replace(MACHINE.devices[0].kind, name="small", memory_bytes=memory_bytes)
-    return replace(MACHINE, devices=tuple(replace(device, kind=kind) for device in MACHINE.devices))
+def holding(memory_bytes: int, machine: Machine = MACHINE) -> Machine:
+    kind = replace(machine.devices[0].kind, name="small", memory_bytes=memory_bytes)
+    return replace(machine, devices=tuple(replace(device, kind=kind) for device in machine.devices))
 
 
-def report_of(strategy: Strategy) -> SearchReport:
-    makespan_s = simulation(strategy, MACHINE).timeline.makespan_s
+def applicable_to(graph: Graph, machine: Machine) -> set[str]:
+    return {each.name for each in applicable(graph, machine)}
+
+
+def report_of(strategy: Strategy, machine: Machine = MACHINE) -> SearchReport:
+    makespan_s = simulation(strategy, machine).timeline.makespan_s
     return SearchReport("mcmc", 7, strategy, makespan_s, True, (), (), 1.0, StopReason.BUDGET)
 
 
@@ -46,7 +52,7 @@ def peak(strategy: Strategy) -> int:
 
 def test_what_fits_is_taken_as_it_was_found() -> None:
     report = report_of(single_device(network(), MACHINE))
-    outcome = settled(report, MACHINE, AnalyticCosts(), "net", Options())
+    outcome = settled(report, MACHINE, AnalyticCosts(), "net", QUICK)
     assert outcome.instead is None
     assert outcome.plan.strategy == report.strategy
     assert outcome.plan.prediction == outcome.simulation.prediction
@@ -58,7 +64,7 @@ def test_a_baseline_that_fits_takes_the_place_of_what_does_not() -> None:
     alone, shared = single_device(graph, MACHINE), data_parallel(graph, MACHINE)
     assert peak(shared) < peak(alone)
     machine = holding(peak(alone) - 1)
-    outcome = settled(report_of(alone), machine, AnalyticCosts(), "net", Options())
+    outcome = settled(report_of(alone), machine, AnalyticCosts(), "net", QUICK)
     assert outcome.instead is not None
     assert outcome.plan.prediction.fits(machine)
     assert outcome.plan.search is not None
@@ -67,9 +73,31 @@ def test_a_baseline_that_fits_takes_the_place_of_what_does_not() -> None:
     assert outcome.plan.search["makespan_s"] == outcome.plan.prediction.makespan_s
 
 
+def test_a_second_search_takes_less_memory_than_any_baseline() -> None:
+    """Where no baseline fits, a search that is told to take less memory is tried before giving up."""
+    graph = load("dlrm", devices=4, tiny=True).captured().graph
+    four = preset("p100:1x4")
+    baselines = [baseline(name, graph, four) for name in RESORTS if name in applicable_to(graph, four)]
+    least = min(max(simulation(each, four).prediction.memory_bytes) for each in baselines)
+    machine = holding(least - 1, four)
+    wasteful = report_of(baseline("data_parallel", graph, four), four)
+    options = Options(budget=Budget(None, 4000), threads=1)
+    outcome = settled(wasteful, machine, AnalyticCosts(), "dlrm", options)
+    assert outcome.instead == SPARING
+    assert outcome.plan.prediction.fits(machine)
+    assert outcome.plan.search is not None
+    assert outcome.plan.search["makespan_s"] == outcome.plan.prediction.makespan_s
+
+
+def test_an_interrupted_search_is_not_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = replace(report_of(single_device(network(), MACHINE)), stop=StopReason.INTERRUPTED)
+    monkeypatch.setattr("soapstone.search.find.mcmc", None)
+    assert settled(report, holding(1), AnalyticCosts(), "net", QUICK).instead is None
+
+
 def test_where_nothing_fits_what_was_found_stays_and_says_so() -> None:
     report = report_of(single_device(network(), MACHINE))
-    outcome = settled(report, holding(1), AnalyticCosts(), "net", Options())
+    outcome = settled(report, holding(1), AnalyticCosts(), "net", QUICK)
     assert outcome.instead is None
     assert outcome.plan.strategy == report.strategy
     assert outcome.plan.search is not None
@@ -80,10 +108,12 @@ def test_the_optimizer_decides_what_fits() -> None:
     strategy = single_device(network(), MACHINE)
     machine = holding(peak(strategy))  # with momentum
     assert (
-        settled(report_of(strategy), machine, AnalyticCosts(), "net", Options(optimizer="momentum")).instead
+        settled(
+            report_of(strategy), machine, AnalyticCosts(), "net", replace(QUICK, optimizer="momentum")
+        ).instead
         is None
     )
-    outcome = settled(report_of(strategy), machine, AnalyticCosts(), "net", Options(optimizer="adam"))
+    outcome = settled(report_of(strategy), machine, AnalyticCosts(), "net", replace(QUICK, optimizer="adam"))
     assert outcome.instead is not None
     assert outcome.plan.optimizer == "adam"
 

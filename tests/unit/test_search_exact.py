@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -127,3 +129,23 @@ def test_bounds_of_the_papers_small_problems_hold(model: str) -> None:
     graph, machine = load(model, devices=4).captured().graph, preset("p100:1x4")
     makespan_s = native_tasks(baseline("data_parallel", graph, machine, COSTS), machine, COSTS).simulated()[2]
     assert 0.3 * makespan_s < lower_bound(graph, machine, COSTS).seconds < makespan_s
+
+
+def test_threads_share_the_tree_and_prove_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a tree that is shared from the first bounds on, and chains that hardly help."""
+    graph, machine = layers(3), preset("p100:1x2")
+    alone = exact_search(graph, machine, COSTS, proposals=1)
+    monkeypatch.setattr("soapstone.search.exact.SLICE", 5)
+    monkeypatch.setattr("soapstone.search.exact.SHARED_SLICE", 20)
+    made: list[native.ExactSearch] = []
+
+    def settled(*given: Any) -> native.ExactSearch:
+        made.append(never(*given))
+        return made[-1]
+
+    never = partial(native.ExactSearch, first_restart=10**9)
+    monkeypatch.setattr("soapstone.search.exact.native.ExactSearch", settled)
+    shared = exact_search(graph, machine, COSTS, proposals=1, threads=3)
+    assert len(made) == 3
+    assert shared.is_optimal
+    assert shared.makespan_s == alone.makespan_s

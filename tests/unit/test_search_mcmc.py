@@ -183,3 +183,18 @@ def test_a_footprint_on_one_device_is_no_more_than_its_peak(graph: Graph, seed: 
     (footprint_bytes,) = chain.footprint_bytes(2)
     held_bytes = memory.parts["weights"] + memory.parts["optimizer state"]
     assert held_bytes <= footprint_bytes <= memory.peak_bytes
+
+
+def test_ranges_of_devices_are_kept() -> None:
+    """FlexFlow's own code draws devices that follow each other, at the start and in every proposal."""
+    problem = FlatProblem(tiny("lenet"), FOUR, COSTS)
+    chain = native.Proposals(problem.native, 5, has_ranges=True)
+    chain.place_at_random()
+    firsts = set()
+    for _ in range(20):
+        chain.step(50, 1.0)  # so hot that everything is accepted
+        for number in range(len(problem.blocks)):
+            devices = chain.placed(number)[2]
+            assert devices == list(range(devices[0], devices[0] + len(devices)))
+            firsts.add(devices[0])
+    assert firsts == {0, 1, 2, 3}

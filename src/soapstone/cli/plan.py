@@ -250,12 +250,12 @@ def _memory(found: _Found) -> Text:
     device, peak = max(pairs, key=lambda pair: pair[1] / pair[0].kind.memory_bytes)
     needs = f"{BYTES.short_text(peak)} of {BYTES.short_text(device.kind.memory_bytes)} on {device.name}"
     if not plan.prediction.fits(plan.machine):
-        return Text(f"DOES NOT FIT in memory: {needs}; nor does any baseline tried", style="bold red")
+        return Text(f"DOES NOT FIT in memory: {needs}; nor does anything else tried", style="bold red")
     if found.outcome.instead is not None:
         slower = SECONDS.short_text(found.report.makespan_s)
         return Text(
             f"fits in memory: at most {needs}. The search found {slower}, which does not fit: this is "
-            f"{found.outcome.instead}, the fastest baseline that does",
+            f"{found.outcome.instead}, the fastest tried that does",
             style="bold yellow",
         )
     return Text(f"fits in memory: at most {needs}")

@@ -17,6 +17,7 @@ SGD and momentum. If it does not, a slower one that fits may exist, and the proo
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import perm, prod
 from time import monotonic
@@ -48,6 +49,10 @@ FIRST_PART, COOLING = 0.1, 0.6
 
 SLICE = 500
 """[choice] Partial strategies between two looks at the clock: a few hundredths of a second."""
+
+PARTS, SHARED_SLICE = 12, 5000
+"""[choice] Into how many parts the tree is cut for each thread, and how many partial strategies a thread
+looks at before all of them tell each other what they found: a few tenths of a second."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ def lower_bound(graph: Graph, machine: Machine, costs: AnalyticCosts) -> LowerBo
     return LowerBound(*native.lower_bound(FlatProblem(graph, machine, costs).native))
 
 
-def exact_search(
+def exact_search(  # noqa: PLR0913, a search has that many sides
     graph: Graph,
     machine: Machine,
     costs: AnalyticCosts,
@@ -121,13 +126,15 @@ def exact_search(
     tolerance: float = ROUNDING,
     start: Strategy | None = None,
     proposals: int = PROPOSALS,
+    threads: int = 1,
     progress: ShowExact | None = None,
 ) -> ExactResult:
     """The best strategy, proved unless the budget is used up or the search is interrupted (Ctrl-C).
 
     `start` is a strategy of the space to begin with, besides those of the chains, which make so many
     `proposals` in each step of their cooling. Nothing depends on chance; with a budget, the machine's speed
-    decides how far the search comes.
+    decides how far the search comes. With several threads, each looks into another part of the tree once it
+    is known which block to place first.
     """
     began = monotonic()
     problem = FlatProblem(graph, machine, costs)
@@ -137,32 +144,98 @@ def exact_search(
         search.offer(_placed(problem, start))
     for seed in range(CHAINS):
         search.offer(_annealed(problem, seed, proposals))
-    stop = _run(search, began, budget_s, progress)
-    strategy = _strategy(problem, search.best())
+    tree = _Tree(problem, search, tolerance)
+    stop = _run(tree, threads, began, budget_s, progress)
+    strategy = _strategy(problem, tree.best.best())
     return ExactResult(
         strategy,
-        search.best_s,
-        search.best_s if stop is StopReason.OPTIMAL and tolerance <= ROUNDING else search.lower_bound_s,
+        tree.best_s,
+        tree.best_s if stop is StopReason.OPTIMAL and tolerance <= ROUNDING else tree.lower_bound_s,
         tolerance,
         stop,
         _fits(strategy, machine, costs),
-        search.bounded,
-        search.simulated,
+        sum(each.bounded for each in tree.searches),
+        sum(each.simulated for each in tree.searches),
         space,
         search.symmetry,
         monotonic() - began,
     )
 
 
+class _Tree:
+    """The tree of partial strategies: one search of all of it, then several of its parts."""
+
+    def __init__(self, problem: FlatProblem, search: native.ExactSearch, tolerance: float) -> None:
+        self.problem, self.tolerance = problem, tolerance
+        self.searches = [search]
+        self.known_s = 0.0  # what is proved of the parts that are done, if they are not all
+        self.waiting: list[int] = []  # parts that nobody looks into yet
+
+    @property
+    def best(self) -> native.ExactSearch:
+        """The search that has found the best strategy."""
+        return min(self.searches, key=lambda each: each.best_s)
+
+    @property
+    def best_s(self) -> float:
+        """The makespan of that."""
+        return self.best.best_s
+
+    @property
+    def lower_bound_s(self) -> float:
+        """No strategy is better."""
+        if self.waiting:
+            return self.known_s
+        return max(self.known_s, min(each.lower_bound_s for each in self.searches))
+
+    def step(self, search: native.ExactSearch) -> bool:
+        """Look at some partial strategies; True if there is nothing left to do for this search."""
+        while search.step(SHARED_SLICE if len(self.searches) > 1 else SLICE):
+            if not self.waiting:
+                return True
+            search.split(self.first_block, self.waiting.pop(), self.parts)
+        return False
+
+    def share(self, threads: int) -> None:
+        """Cut the tree into parts, and have so many searches look into them.
+
+        What was looked into so far is looked into again; it was little.
+        """
+        whole = self.searches[0]
+        self.known_s, self.first_block, self.parts = whole.lower_bound_s, whole.first_block, PARTS * threads
+        best = whole.best()
+        for _ in range(threads - 1):
+            other = native.ExactSearch(self.problem.native, self.tolerance)
+            other.offer(best)
+            self.searches.append(other)
+        self.waiting = list(range(self.parts))[::-1]
+        for search in self.searches:
+            search.split(self.first_block, self.waiting.pop(), self.parts)
+
+    def tell(self) -> None:
+        """Have all searches know the best makespan."""
+        for search in self.searches:
+            search.beat(self.best_s)
+
+
 def _run(
-    search: native.ExactSearch, began: float, budget_s: float | None, progress: ShowExact | None
+    tree: _Tree, threads: int, began: float, budget_s: float | None, progress: ShowExact | None
 ) -> StopReason:
+    """Search until everything is looked into, or the budget is used up."""
+    left = tree.searches
     try:
-        while not search.step(SLICE):
-            if progress is not None:
-                progress(search.best_s, search.lower_bound_s, search.bounded)
-            if budget_s is not None and monotonic() - began > budget_s:
-                return StopReason.BUDGET
+        with ThreadPoolExecutor(threads) as pool:
+            while left:
+                if progress is not None:
+                    progress(tree.best_s, tree.lower_bound_s, sum(each.bounded for each in tree.searches))
+                if budget_s is not None and monotonic() - began > budget_s:
+                    return StopReason.BUDGET
+                if len(tree.searches) < threads and left[0].has_settled and left[0].first_block >= 0:
+                    tree.share(threads)
+                    left = tree.searches
+                is_done = list(pool.map(tree.step, left))
+                tree.tell()
+                left = [each for each, done in zip(left, is_done, strict=True) if not done]
     except KeyboardInterrupt:
         return StopReason.INTERRUPTED
     return StopReason.OPTIMAL

@@ -2,7 +2,7 @@
 
 find      the search itself: one entry of `SEARCHES` for each way to search
 settled   the plan: what was found, with its exact prediction; where that does not fit in memory, the
-          fastest baseline that does
+          fastest that does of the baselines and of what a second search finds, which is told to take less
 """
 
 from __future__ import annotations
@@ -32,6 +32,17 @@ from soapstone.tasks.flat import native_tasks
 
 RESORTS = ("data_parallel", "optcnn", *EXPERTS, "pipeline", "model_parallel")
 """The baselines that are tried when what was found does not fit in memory."""
+
+SPARING = "what a search with less memory found"
+"""What the second search is called where its strategy is taken."""
+
+SECOND_SHARE, SECOND_TRIES = 0.25, 3
+"""[choice] The part of the budget that each search with less memory has, and how many there are at most: a
+footprint (cpp/footprint.h) is only close to a peak, so the first share may be too large still."""
+
+SPARED = 0.95
+"""[choice] A search with less memory is told to keep to this part of what would just be enough if peaks
+exceeded footprints as they did in what was found."""
 
 
 DEFAULT_BUDGET = "30s"
@@ -133,7 +144,9 @@ def _exactly(
     )
     start = chains.strategy if is_in_space(chains.strategy) else None
     left_s = None if budget_s is None else max(0.0, budget_s - chains.elapsed_s)
-    found = exact_search(graph, machine, costs, budget_s=left_s, start=start, progress=progress)
+    found = exact_search(
+        graph, machine, costs, budget_s=left_s, start=start, threads=options.threads, progress=progress
+    )
     told = StartReport(
         "exact", found.makespan_s, found.makespan_s, found.bounded, found.simulated, found.stop
     )
@@ -259,8 +272,8 @@ def search_named(name: str) -> Search:
 
 @dataclass(frozen=True)
 class Settled:
-    """A plan and its simulation. `instead` names the baseline that took the place of what the search had
-    found, because that does not fit in memory and the baseline does."""
+    """A plan and its simulation. `instead` names what took the place of what the search had found, because
+    that does not fit in memory: a baseline, or `SPARING`."""
 
     plan: Plan
     simulation: Simulation
@@ -275,7 +288,11 @@ def settled(
     fits = simulated.prediction.fits(machine)
     chosen, instead = report.strategy, None
     if not fits:
-        for name, strategy in _fastest_first(report.strategy.graph, machine, costs, options.seed):
+        others = _resorts(report.strategy.graph, machine, costs, options.seed)
+        spared = _spared(report, simulated, machine, costs, options)
+        if spared is not None:
+            others[SPARING] = spared
+        for name, strategy in _fastest_first(others, machine, costs):
             other = simulation(strategy, machine, costs, options.optimizer)
             if other.prediction.fits(machine):
                 simulated, chosen, instead, fits = other, strategy, name, True
@@ -290,12 +307,59 @@ def settled(
     return Settled(plan, simulated, instead)
 
 
-def _fastest_first(
-    graph: Graph, machine: Machine, costs: AnalyticCosts, seed: int
-) -> Iterator[tuple[str, Strategy]]:
-    """The baselines to fall back on, the fastest first."""
+def _spared(
+    report: SearchReport,
+    simulated: Simulation,
+    machine: Machine,
+    costs: AnalyticCosts,
+    options: Options,
+) -> Strategy | None:
+    """What a shorter search finds that is told to take less memory, if its exact peak fits; else None."""
+    if report.stop is StopReason.INTERRUPTED:
+        return None
+    budget, share = _part(options.budget, SECOND_SHARE), 1.0
+    for _ in range(SECOND_TRIES):
+        share *= SPARED * _room(simulated, machine)
+        found = mcmc(
+            report.strategy.graph,
+            machine,
+            costs,
+            budget=budget,
+            seed=options.seed,
+            threads=options.threads,
+            optimizer=options.optimizer,
+            memory_share=share,
+        )
+        simulated = simulation(found.strategy, machine, costs, options.optimizer)
+        if simulated.prediction.fits(machine):
+            return found.strategy
+        if not found.fits or found.stop is StopReason.INTERRUPTED:
+            return None  # with still less there is still less to be found
+    return None
+
+
+def _part(budget: Budget, part: float) -> Budget:
+    seconds = None if budget.seconds is None else budget.seconds * part
+    proposals = None if budget.proposals is None else max(1, int(budget.proposals * part))
+    return replace(budget, seconds=seconds, proposals=proposals)
+
+
+def _room(simulated: Simulation, machine: Machine) -> float:
+    """By what factor the memory of some device falls short of a peak."""
+    peaks = zip(simulated.prediction.memory_bytes, machine.devices, strict=True)
+    return min(1.0, *(device.kind.memory_bytes / peak for peak, device in peaks if peak > 0))
+
+
+def _resorts(graph: Graph, machine: Machine, costs: AnalyticCosts, seed: int) -> dict[str, Strategy]:
+    """The baselines to fall back on, by name."""
     names = {each.name for each in applicable(graph, machine)}
-    found = {name: baseline(name, graph, machine, costs, seed) for name in RESORTS if name in names}
+    return {name: baseline(name, graph, machine, costs, seed) for name in RESORTS if name in names}
+
+
+def _fastest_first(
+    found: Mapping[str, Strategy], machine: Machine, costs: AnalyticCosts
+) -> Iterator[tuple[str, Strategy]]:
+    """Strategies by name, the fastest first."""
 
     def seconds(item: tuple[str, Strategy]) -> float:
         return native_tasks(item[1], machine, costs).simulated()[2]

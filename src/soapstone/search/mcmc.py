@@ -89,7 +89,9 @@ class Rules:
 
     `starts` have `first_share` of the budget, and only if there is no more to come do they give up for want
     of progress. `temperature` is 1 / beta in parts of the best makespan, by the progress of a chain and the
-    number of blocks. How proposals are simulated makes no difference but in speed.
+    number of blocks. How proposals are simulated makes no difference but in speed. With `has_ranges`,
+    proposals that know no structure place blocks on devices that follow each other, as FlexFlow's own code
+    does, though not its paper.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Rules:
     starts: tuple[str, ...]
     simulation: native.Method = "engine"
     uses_threshold: bool = True
+    has_ranges: bool = False
 
 
 EXPERTS = ("krizhevsky", "wu", "megatron", "dlrm_expert")
@@ -355,6 +358,7 @@ class _Chain:
             method=rules.simulation,
             uses_threshold=rules.uses_threshold,
             is_structured=rules.is_structured,
+            has_ranges=rules.has_ranges,
         )
         self.native.limit(search.limits.capacity_bytes, search.limits.numbers_per_weight)
         if strategy is None:
