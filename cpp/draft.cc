@@ -194,6 +194,11 @@ void Draft::FindConnected(const std::vector<Part>& parts) {
   const auto runs = static_cast<std::int32_t>(first_.size()) - 1;
   std::int32_t lanes = 1;
   for (std::int32_t run = 0; run < runs; ++run) lanes = std::max(lanes, parts[first_[run]].lane + 1);
+  // Runs between the same two devices follow each other: what was just found for one holds for the next.
+  const auto repeats = [&](std::int32_t run) {
+    return run > 0 && IsSamePair(parts[first_[run]], parts[first_[run - 1]]) &&
+           parts[first_[run]].lane == parts[first_[run - 1]].lane;
+  };
   const std::int32_t devices = machine_.device_count;
   if (leader_.size() < static_cast<std::size_t>(lanes) * devices) {
     leader_.resize(static_cast<std::size_t>(lanes) * devices, -1);
@@ -207,25 +212,30 @@ void Draft::FindConnected(const std::vector<Part>& parts) {
     place_[from(run)] = place_[to(run)] = -1;
   }
   for (std::int32_t run = 0; run < runs; ++run) {
+    if (repeats(run)) continue;
     const std::int32_t a = Leader(from(run));
     const std::int32_t b = Leader(to(run));
     leader_[std::max(a, b)] = std::min(a, b);
   }
   // Counted, then filled: place_ is first the number of the set, by leader.
   set_begin_.assign(1, 0);
+  set_of_run_.resize(runs);
   for (std::int32_t run = 0; run < runs; ++run) {
-    const std::int32_t leader = Leader(from(run));
-    if (place_[leader] < 0) {
-      place_[leader] = static_cast<std::int32_t>(set_begin_.size()) - 1;
-      set_begin_.push_back(0);
+    if (run > 0 && from(run) == from(run - 1)) {
+      set_of_run_[run] = set_of_run_[run - 1];
+    } else {
+      const std::int32_t leader = Leader(from(run));
+      if (place_[leader] < 0) {
+        place_[leader] = static_cast<std::int32_t>(set_begin_.size()) - 1;
+        set_begin_.push_back(0);
+      }
+      set_of_run_[run] = place_[leader];
     }
-    ++set_begin_[place_[leader] + 1];
+    ++set_begin_[set_of_run_[run] + 1];
   }
   for (std::size_t set = 1; set < set_begin_.size(); ++set) set_begin_[set] += set_begin_[set - 1];
   set_runs_.resize(runs);
-  for (std::int32_t run = 0; run < runs; ++run) {
-    set_runs_[set_begin_[place_[Leader(from(run))]]++] = run;
-  }
+  for (std::int32_t run = 0; run < runs; ++run) set_runs_[set_begin_[set_of_run_[run]]++] = run;
   // Filling moved every begin to its end, which is the next one's begin.
   for (std::size_t set = set_begin_.size() - 1; set > 0; --set) set_begin_[set] = set_begin_[set - 1];
   set_begin_[0] = 0;

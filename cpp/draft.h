@@ -247,6 +247,7 @@ class Draft {
   std::vector<std::int32_t> first_;      // where runs of parts that are one transfer begin
   std::vector<std::int32_t> set_begin_;  // sets of runs between devices that exchange among themselves
   std::vector<std::int32_t> set_runs_;
+  std::vector<std::int32_t> set_of_run_;
   std::vector<std::int32_t> leader_;
   std::vector<std::int32_t> place_;
   std::vector<std::int32_t> ring_;

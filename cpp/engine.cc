@@ -180,10 +180,7 @@ void Engine::NextRun() {
 void Engine::Reserve() {
   if (graph_.slots().size() <= live_.size()) return;
   live_.resize(graph_.slots().capacity());
-  end_s_.resize(live_.size());
-  taken_at_.resize(live_.size());
-  first_.resize(live_.size());
-  first_now_.resize(live_.size());
+  done_.resize(live_.size());
 }
 
 void Engine::Accept() {
@@ -217,7 +214,7 @@ std::vector<Simulator::Ended> Engine::Ends() const {
   for (const Group& group : graph_.groups()) {
     for (std::int32_t number = group.first; number < group.first + group.tasks; ++number) {
       const Slot& slot = graph_.slots()[number];
-      ends.push_back({slot.order, slot.is_batch() ? slot.member_count() : 1, end_s_[number]});
+      ends.push_back({slot.order, slot.is_batch() ? slot.member_count() : 1, done_[number].end_s});
     }
   }
   std::sort(ends.begin(), ends.end(), [](const Ended& a, const Ended& b) { return a.order < b.order; });
@@ -336,8 +333,7 @@ void Engine::Start(std::int32_t from, double limit_s) {
       const Group& group = graph_.groups()[block];
       for (std::int32_t slot = group.first; slot < group.first + graph_.ComputeTasks(block); ++slot) {
         if (graph_.waits()[slot] > 0) continue;
-        live_[slot] = {0, 0, run_};
-        first_now_[slot] = 0;
+        live_[slot] = {0, 0, run_, 0};
         queue_.Push({0, graph_.slots()[slot].order, slot});
       }
     }
@@ -352,8 +348,7 @@ void Engine::Start(std::int32_t from, double limit_s) {
     queue_.Reset(last_moment_ - std::min(last_moment_, start_), first_s, last_s);
     for (const Calendar::Event& event : snapshot.queue) {
       for (std::int32_t slot = event.slot; slot < event.slot + event.count; ++slot) {
-        live_[slot] = {event.ready_s, 0, run_};
-        first_now_[slot] = first_[slot];
+        live_[slot] = {event.ready_s, 0, run_, done_[slot].first};
       }
       queue_.Push(event);
     }
@@ -443,19 +438,18 @@ void Engine::Arrive(std::int32_t slot, double end_s) {
 // Works out what a slot that the simulation reaches for the first time still waits for.
 void Engine::Revive(std::int32_t slot) {
   Live& live = live_[slot];
-  live = {0, graph_.waits()[slot], run_};
-  first_now_[slot] = moment_;
+  live = {0, graph_.waits()[slot], run_, moment_};
   if (awaits_backward_ && IsPending(slot)) live.remaining += PendingOf(slot);
   if (start_ == 0) return;
   const std::int32_t number = graph_.group_of()[slot];
-  if (rebuilt_in_[number] == run_ || first_[slot] >= start_) return;
-  first_now_[slot] = first_[slot];
+  if (rebuilt_in_[number] == run_ || done_[slot].first >= start_) return;
+  live.first = done_[slot].first;
   // Nothing of what is rebuilt has arrived.
   const auto is_rebuilt = [this](std::int32_t group) { return rebuilt_in_[group] == run_; };
   predecessors_.ForEach(slot, is_rebuilt, [&](std::int32_t before) {
-    if (taken_at_[before] >= start_) return;
+    if (done_[before].taken_at >= start_) return;
     --live.remaining;
-    live.ready_s = std::max(live.ready_s, end_s_[before]);
+    live.ready_s = std::max(live.ready_s, done_[before].end_s);
   });
 }
 
@@ -503,9 +497,7 @@ void Engine::Commit() {
     if (first_backward_[block] >= start_) first_backward_[block] = kLater;
   }
   for (const Record& record : log_) {
-    end_s_[record.slot] = record.end_s;
-    taken_at_[record.slot] = record.taken;
-    first_[record.slot] = first_now_[record.slot];
+    done_[record.slot] = {record.end_s, record.taken, live_[record.slot].first};
     const std::int32_t block = graph_.group_of()[record.slot];
     if (block >= blocks) continue;
     const std::int32_t local = record.slot - graph_.groups()[block].first;

@@ -57,6 +57,14 @@ class Engine final : public Simulator {
     double ready_s;
     std::int32_t remaining;  // of those it waits for
     std::int32_t run = 0;    // the run for which this is so
+    std::int32_t first = 0;  // the moment the first of those it waits for was taken from the queue
+  };
+
+  // The same in the simulation that stands.
+  struct Done {
+    double end_s;
+    std::int32_t taken_at;  // the moment it was taken from the queue
+    std::int32_t first;     // the moment the first of those it waits for was
   };
 
   // One that is done. Moments are counted in tasks taken from the queue.
@@ -111,9 +119,7 @@ class Engine final : public Simulator {
   std::vector<std::int64_t> new_compute_fs_;
 
   // What stands.
-  std::vector<double> end_s_;           // by slot
-  std::vector<std::int32_t> taken_at_;  // by slot: the moment it was taken from the queue
-  std::vector<std::int32_t> first_;     // by slot: the moment the first of those it waits for was
+  std::vector<Done> done_;  // by slot
   std::vector<std::int32_t> first_forward_;  // by block: when its first forward task was taken
   std::vector<std::int32_t> first_backward_;
   std::vector<std::uint8_t> has_root_;  // by block: whether some forward task waits for nothing
@@ -140,8 +146,7 @@ class Engine final : public Simulator {
   std::int32_t moment_ = 0;
   double so_far_s_ = 0;
   std::size_t kept_snapshots_ = 0;
-  std::vector<Live> live_;               // by slot
-  std::vector<std::int32_t> first_now_;  // as first_, in this run
+  std::vector<Live> live_;  // by slot
   std::vector<std::int32_t> rebuilt_in_;  // by group: the run for which it was rebuilt
   std::vector<double> free_s_;
   std::vector<std::int64_t> done_fs_;

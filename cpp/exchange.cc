@@ -167,16 +167,17 @@ std::vector<Move> WithCollectives(std::vector<Transfer>& transfers, const std::v
 std::int32_t Nearest(const MachineData& machine, std::span<const std::int32_t> holders, std::int32_t device,
                      std::size_t turn) {
   if (holders.size() == 1) return holders[0];
+  const auto bandwidth = [&](std::int32_t holder) { return machine.bandwidth[holder * machine.device_count + device]; };
   double widest = 0;
+  for (const std::int32_t holder : holders) widest = std::max(widest, bandwidth(holder));
+  thread_local std::vector<std::int32_t> best;  // its memory is kept: this is asked for every part of an exchange
+  best.clear();
   for (const std::int32_t holder : holders) {
-    widest = std::max(widest, machine.bandwidth[holder * machine.device_count + device]);
+    if (bandwidth(holder) == widest) best.push_back(holder);
   }
-  std::vector<std::int32_t> best;
-  for (const std::int32_t holder : holders) {
-    if (machine.bandwidth[holder * machine.device_count + device] == widest) best.push_back(holder);
-  }
-  std::sort(best.begin(), best.end());
-  return best[turn % best.size()];
+  const auto nth = best.begin() + static_cast<std::ptrdiff_t>(turn % best.size());
+  std::nth_element(best.begin(), nth, best.end());
+  return *nth;
 }
 
 Exchange MakeExchange(const MachineData& machine, const std::vector<Source>& sources,

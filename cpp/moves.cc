@@ -117,24 +117,27 @@ const std::vector<Change>& Moves::Draw(const Simulator& current, Random* random)
   const std::int32_t block = random->Below(problem_->blocks.size());
   if (kind_ == MoveKind::kStructured) DrawStructured(current, block, random);
   if (!changes_.empty()) return changes_;
-  changes_.emplace_back();
-  changes_[0].block = block;
-  DrawPlacement(block, random, &changes_[0].placement);
+  DrawPlacement(block, random, &AddChange(block)->placement);
   return changes_;
 }
 
-void Moves::Add(std::int32_t block, const Layout* layout, const std::vector<std::int32_t>& devices) {
+// A change whose placement is to be filled in.
+Change* Moves::AddChange(std::int32_t block) {
   if (spare_.empty()) {
     changes_.emplace_back();
   } else {
     changes_.push_back(std::move(spare_.back()));
     spare_.pop_back();
   }
-  Change& change = changes_.back();
-  change.block = block;
-  change.placement.layout = layout;
-  change.placement.copies = 1;
-  change.placement.devices.assign(devices.begin(), devices.end());
+  changes_.back().block = block;
+  return &changes_.back();
+}
+
+void Moves::Add(std::int32_t block, const Layout* layout, const std::vector<std::int32_t>& devices) {
+  Placement& placement = AddChange(block)->placement;
+  placement.layout = layout;
+  placement.copies = 1;
+  placement.devices.assign(devices.begin(), devices.end());
 }
 
 // May draw nothing, which leaves the draw to the paper's rule.

@@ -44,6 +44,7 @@ class Moves {
  private:
   using Blocks = std::vector<std::int32_t>;
 
+  Change* AddChange(std::int32_t block);
   void Add(std::int32_t block, const Layout* layout, const std::vector<std::int32_t>& devices);
   void DrawDevices(std::int32_t parts, Random* random, std::vector<std::int32_t>* devices);
   void DrawStructured(const Simulator& current, std::int32_t block, Random* random);
