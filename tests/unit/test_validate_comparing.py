@@ -8,8 +8,12 @@ from random import Random
 
 import numpy as np
 import pytest
+import torch
 
 from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.candidates import candidates_of
+from soapstone.cost.profiler import Profiler, device_at_hand
+from soapstone.cost.watch import Watch
 from soapstone.frontends.source import load
 from soapstone.graph import Graph
 from soapstone.machine import preset
@@ -178,6 +182,37 @@ def test_factors_do_what_they_say(graph: Graph) -> None:
     assert np.allclose(parts.durations(Calibration(message_s=1.0)) - usual, parts.messages)
     assert parts.operators.sum() > 0
     assert parts.messages.sum() > 0
+
+
+def test_scratch_memory_counts_while_a_task_runs(graph: Graph) -> None:
+    """More than all else together, for one operator: the peak is then and there, and nowhere else."""
+    strategy = single_device(graph, MACHINE)
+    plan = plan_of(strategy)
+    first = next(iter(candidates_of(strategy.layouts.values())))
+    assert first.forward is not None
+    usual = parts_of(plan, COSTS).memory_bytes(Calibration(), 2)
+    more = parts_of(plan, COSTS, scratch_bytes={first.forward: 10**9}).memory_bytes(Calibration(), 2)
+    assert 10**9 < more[0] < 10**9 + usual[0]
+    assert more[1] == usual[1]
+
+
+def test_what_is_given_out_and_taken_back_is_seen() -> None:
+    with Watch(is_cuda=False) as watch:
+        kept = torch.empty(1000)
+        torch.empty(5000)
+        torch.empty(3000)
+    assert watch.left_bytes == kept.nbytes
+    assert watch.highest_bytes == kept.nbytes + 20_000
+
+
+def test_scratch_memory_of_an_operator_is_what_it_gives_back(graph: Graph) -> None:
+    layouts = single_device(graph, MACHINE).layouts.values()
+    profiler = Profiler(device_at_hand("cpu", "cpu", 1, 1))
+    for candidate in candidates_of(layouts):
+        profiler.measure_scratch(candidate)
+    found = {work.op_name: size for work, size in profiler.scratch_bytes.items() if not work.is_backward}
+    assert found["relu"] == 0
+    assert all(size >= 0 for size in profiler.scratch_bytes.values())
 
 
 def test_a_gpu_computes_while_the_next_operators_are_launched(graph: Graph) -> None:

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from soapstone.cost.candidates import Candidate
 from soapstone.cost.profile import Measured, OpKey, Profile, Updated, key_of
+from soapstone.cost.watch import Watch
+from soapstone.cost.work import Work
 from soapstone.errors import CostError, SoapstoneError
 from soapstone.machine.device import KINDS
 from soapstone.ops.box import shape_of
@@ -141,6 +143,7 @@ class Profiler:
         self.failed: dict[str, str] = {}
         self.failures = 0
         self.updates: dict[int, list[float]] = {}
+        self.scratch_bytes: dict[Work, int] = {}
 
     def measure(self, candidate: Candidate) -> bool:
         """Measure a candidate; False (and the reason in `failed`) if it cannot be run."""
@@ -157,6 +160,14 @@ class Profiler:
                 shapes = self.batches.setdefault(key_of(work), {})
                 shapes.setdefault((work.operands, work.outputs), (work, []))[1].extend(batches)
         return True
+
+    def measure_scratch(self, candidate: Candidate) -> None:
+        """Measure what a candidate's passes take of memory beside what they read and leave."""
+        with contextlib.suppress(*_FAILURES):
+            passes = (candidate.forward, candidate.backward)
+            for work, size_bytes in zip(passes, _Runs(candidate, self.device).scratch_bytes(), strict=True):
+                if work is not None:
+                    self.scratch_bytes[work] = size_bytes
 
     def measure_updates(self, sizes: Iterable[int] | None = None) -> None:
         """Measure updates of weights of some sizes (SGD with momentum, one weight among several)."""
@@ -294,6 +305,24 @@ class _Runs:
         torch.autograd.backward(roots, gradients)
         self._settle()
         return forward_s, clock() - start
+
+    def scratch_bytes(self) -> tuple[int, int]:
+        """What a forward run takes at most, beyond what it leaves, and a backward run, beyond gradients."""
+        torch = self.torch
+        given = self._leaves()
+        is_cuda = self.device.is_cuda
+        with torch.set_grad_enabled(self.traced):
+            self._forward(given)  # the first run may make what later ones find
+            with Watch(is_cuda=is_cuda) as forward:
+                made = self._forward(given)
+        if not self.has_backward:
+            return forward.highest_bytes - forward.left_bytes, 0
+        roots = [out for out in made if out is not None and out.requires_grad]
+        gradients = [torch.ones_like(root) for root in roots]
+        with Watch(is_cuda=is_cuda) as backward:
+            torch.autograd.backward(roots, gradients)
+        left = sum(leaf.grad.nbytes for leaf in given if getattr(leaf, "grad", None) is not None)
+        return forward.highest_bytes - forward.left_bytes, max(0, backward.highest_bytes - left)
 
     def _leaves(self) -> list[Any]:
         """The operands, as leaves of their own where a gradient is wanted."""

@@ -56,6 +56,7 @@ class BufferKind(StrEnum):
     RECEIVED = "received"
     GRADIENT = "gradients"
     SENT = "sent"
+    SCRATCH = "scratch"
 
 
 @dataclass(frozen=True)

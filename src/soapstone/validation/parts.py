@@ -13,8 +13,9 @@ timeline. The factors are `Calibration`'s.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,9 @@ from soapstone.plans import Plan
 from soapstone.runtime.as_run import as_run
 from soapstone.sim.memory import STATES_PER_WEIGHT, peak_memory
 from soapstone.sim.reference import simulate
+from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
-from soapstone.tasks.task import COMPUTE_KINDS, Task, TaskGraph, TaskKind
+from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Task, TaskGraph, TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import crowded
 
@@ -45,18 +47,22 @@ SENT_ONE_BY_ONE = frozenset({TaskKind.ALL_GATHER, TaskKind.REDUCE_SCATTER})
 """Collectives that gloo's ranks do by messages to each other (`runtime.collectives`)."""
 
 
+@dataclass(frozen=True)
 class _Counting:
-    """Costs under which every operator's pass takes one second."""
+    """Costs under which an operator's pass takes what a function says, and an update so much."""
+
+    of_pass: Callable[[Work], float]
+    of_update: float
 
     def compute_s(self, work: Work, kind: DeviceKind) -> float:
-        """One."""
-        del work, kind
-        return 1.0
+        """What the function says."""
+        del kind
+        return self.of_pass(work)
 
     def update_s(self, size_bytes: int, kind: DeviceKind) -> float:
-        """One."""
+        """Always the same."""
         del size_bytes, kind
-        return 1.0
+        return self.of_update
 
 
 @dataclass(frozen=True)
@@ -126,14 +132,19 @@ class Parts:
 
 
 def parts_of(
-    plan: Plan, costs: AnalyticCosts, crowding: Sequence[float] = (1.0,), *, launches_ahead: bool = False
+    plan: Plan,
+    costs: AnalyticCosts,
+    crowding: Sequence[float] = (1.0,),
+    scratch_bytes: Mapping[Work, int] = MappingProxyType({}),
+    *,
+    launches_ahead: bool = False,
 ) -> Parts:
-    """The parts of a plan's durations; `crowding` says what ranks take from each other, `launches_ahead`
-    whether the devices are GPUs."""
+    """The parts of a plan's durations; `crowding` says what ranks take from each other, `scratch_bytes` what
+    operators take of memory while they run, and `launches_ahead` whether the devices are GPUs."""
     strategy, machine = plan.strategy, plan.machine
     plain = task_graph(strategy, machine, costs)
     ran = as_run(strategy, plain, simulate(plain))
-    counted = task_graph(strategy, machine, _Counting())
+    counted = task_graph(strategy, machine, _Counting(lambda _: 1.0, 1.0))
     swift = task_graph(strategy, _without_latency(machine), costs)
     is_compute = np.array([task.kind in COMPUTE_KINDS for task in plain.tasks])
     full = np.array([task.duration_s for task in plain.tasks])
@@ -146,7 +157,8 @@ def parts_of(
         wire_s[a] = latency_s[a] = 0.0
     for key in ran.left_out:
         wire_s[plain.ids[key]] = latency_s[plain.ids[key]] = 0.0
-    flat = _flat(ran.tasks)
+    tasks = replace(ran.tasks, buffers=(*ran.tasks.buffers, *_scratch(strategy, machine, scratch_bytes)))
+    flat = _flat(tasks)
     seconds = crowded(
         np.where(is_compute, full, 0.0),
         wire_s + latency_s,
@@ -155,16 +167,28 @@ def parts_of(
         lambda durations: native.simulate(durations, *flat)[:2],
     )
     return Parts(
-        ran.tasks,
+        tasks,
         seconds,
         np.where(is_compute, [task.duration_s for task in counted.tasks], 0.0),
-        _messages(ran.tasks, {*ran.led_by, *ran.left_out}),
+        _messages(tasks, {*ran.led_by, *ran.left_out}),
         wire_s,
         latency_s,
         flat,
         STATES_PER_WEIGHT[plan.optimizer],
         launches_ahead,
     )
+
+
+def _scratch(strategy: Strategy, machine: Machine, scratch_bytes: Mapping[Work, int]) -> Iterator[Buffer]:
+    """What each task's operators take beside all that is counted, while it runs."""
+    if not scratch_bytes:
+        return
+    devices = {device.name: number for number, device in enumerate(machine.devices)}
+    counted = task_graph(strategy, machine, _Counting(lambda work: scratch_bytes.get(work, 0), 0.0))
+    for task in counted.tasks:
+        if task.kind in COMPUTE_KINDS and task.duration_s:
+            device = devices[task.resource]
+            yield Buffer(BufferKind.SCRATCH, device, int(task.duration_s), (task.key,), ())
 
 
 def _without_latency(machine: Machine) -> Machine:

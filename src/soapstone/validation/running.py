@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from soapstone.cost.watch import Watch
 from soapstone.frontends.source import Source
 from soapstone.plans import Plan
 from soapstone.runtime.optimizing import optimizer_named
@@ -149,40 +150,18 @@ def _most(number: float, wire: Wire) -> float:
 
 def _peaks(trainer: Trainer, model: Model, wire: Wire) -> tuple[int, ...]:
     """The most memory of each rank in a step."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's library tells every start and stop
     held = _size_bytes(_held(trainer))
-    if wire.device.type == "cuda":
+    is_cuda = wire.device.type == "cuda"
+    if is_cuda:
         for holding in trainer.run.held:
             holding.parameter.grad = None
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
+    with Watch(is_cuda=is_cuda) as watch:
         trainer.step(model.inputs)
-        peak = held + torch.cuda.max_memory_allocated() - before
-    else:
-        with torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-        ) as found:
-            trainer.step(model.inputs)
-        peak = held + _highest(found)
     own = torch.zeros(wire.size, dtype=torch.int64, device=wire.host)
-    own[wire.rank] = peak
+    own[wire.rank] = held + watch.highest_bytes
     if wire.size > 1:
         dist.all_reduce(own)
     return tuple(int(each) for each in own)
-
-
-def _highest(found: Any) -> int:
-    """The highest sum of what was given out and taken back, in the order of time."""
-    changes = [
-        (event.start_ns(), event.nbytes())
-        for event in found.profiler.kineto_results.events()
-        if event.name() == "[memory]"
-    ]
-    total = highest = 0
-    for _, change in sorted(changes, key=lambda each: each[0]):
-        total += change
-        highest = max(highest, total)
-    return highest
 
 
 def _held(trainer: Trainer) -> Iterable[Tensor]:

@@ -16,6 +16,7 @@ from soapstone.cost.choice import costs_for, threads_of_a_rank
 from soapstone.cost.fit import held_out
 from soapstone.cost.measured import MeasuredCosts
 from soapstone.cost.profiler import Profiler, device_at_hand, prepare
+from soapstone.cost.work import Work
 from soapstone.errors import TrainingError
 from soapstone.frontends.source import Source
 from soapstone.graph import Graph
@@ -74,9 +75,9 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     found = drawn(graph, machine, costs, wanted.strategies, wanted.seed, wanted.given(graph))
     if len(found) < 2:
         raise TrainingError(f"model '{graph.name}' has no two strategies on machine '{machine.name}'")
-    told, crowding = None, (1.0,)
+    told, crowding, scratch_bytes = None, (1.0,), dict[Work, int]()
     if wanted.costs == "measured":
-        costs, told = _measured(found, wanted, wire, show)
+        costs, scratch_bytes, told = _measured(found, wanted, wire, show)
         crowding = tuple(told["crowding"])
     plans = [_plan(each, machine, costs) for each in found]
     model = model_of(source, graph, captured.constants, wire.device)
@@ -84,7 +85,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     fitted_on = frozenset(range(0, len(found), 2))
     rest = [i for i in range(len(found)) if i not in fitted_on]
     is_gpu = wire.device.type == "cuda"
-    parts = [parts_of(plan, costs, crowding, launches_ahead=is_gpu) for plan in plans]
+    parts = [parts_of(plan, costs, crowding, scratch_bytes, launches_ahead=is_gpu) for plan in plans]
     calibration = calibrated(
         lambda tried: [parts[i].makespan_s(tried) for i in sorted(fitted_on)],
         [seen[i].step_s(wanted.statistic) for i in sorted(fitted_on)],
@@ -123,8 +124,8 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
 
 def _measured(
     found: Sequence[Drawn], wanted: Wanted, wire: Wire, show: Show
-) -> tuple[AnalyticCosts, dict[str, Any]]:
-    """Costs measured by all ranks at once, and what to tell of them."""
+) -> tuple[AnalyticCosts, dict[Work, int], dict[str, Any]]:
+    """Costs measured by all ranks at once, what operators take of memory, and what to tell of both."""
     kind = wanted.machine.devices[0].kind.name
     device = device_at_hand(wire.device.type, kind, threads_of_a_rank(wanted.machine), wire.size)
     prepare(device)
@@ -134,6 +135,8 @@ def _measured(
         profiler, todo, wire, wanted.budget_s, lambda n, what: show(n, f"measuring {what}")
     )
     profiler.measure_updates()
+    for candidate in todo[:done]:
+        profiler.measure_scratch(candidate)
     profile = shared_profile(profiler.profile, wire)
     off = held_out(profile.times)
     told = {
@@ -144,7 +147,7 @@ def _measured(
         "held_out_median": None if off is None else off.median,
         "held_out_worst": None if off is None else off.worst,
     }
-    return MeasuredCosts(profiles={kind: profile}), told
+    return MeasuredCosts(profiles={kind: profile}), profiler.scratch_bytes, told
 
 
 def _plan(each: Drawn, machine: Machine, costs: AnalyticCosts) -> Plan:
