@@ -66,6 +66,16 @@ class Mapped:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """Blocks that look alike, in the order of the graph; the placements that are looked at on all devices;
+    what they take together at least."""
+
+    names: tuple[str, ...]
+    placements: tuple[Placement, ...]
+    work_s: float
+
+
+@dataclass(frozen=True)
 class End:
     """The block before or after a part (None at the beginning and the end of the graph), and its range."""
 
@@ -75,10 +85,13 @@ class End:
 
 class Mapper:
     """Finds mappings on one machine, for any number of graphs. `byte_s` is what a byte of weights on a device
-    adds to the cost: more than nothing where memory is scarce."""
+    adds to the cost: more than nothing where memory is scarce. `shown` is the part of the gradients' exchange
+    that is counted: less than all where it is behind the backward pass of other blocks."""
 
-    def __init__(self, machine: Machine, costs: AnalyticCosts, byte_s: float = 0.0) -> None:
-        self.machine, self.costs, self.byte_s = machine, costs, byte_s
+    def __init__(
+        self, machine: Machine, costs: AnalyticCosts, byte_s: float = 0.0, shown: float = 1.0
+    ) -> None:
+        self.machine, self.costs, self.byte_s, self.shown = machine, costs, byte_s, shown
         self.where = whole(machine)
         self.parts: PartCosts | None = None
         self.ids: dict[Hashable, int] = {}
@@ -91,9 +104,13 @@ class Mapper:
         """The mapping of least cost."""
         return _Mapping(self, graph).mapped()
 
-    def sparing(self, byte_s: float) -> Mapper:
-        """A mapper to which a byte costs so much. Simulated times are the same, and are kept."""
-        other = Mapper(self.machine, self.costs, byte_s)
+    def kinds(self, graph: Graph) -> tuple[Kind, ...]:
+        """The kinds of blocks of a graph."""
+        return _Mapping(self, graph).every_kind()
+
+    def counting(self, byte_s: float = 0.0, shown: float = 1.0) -> Mapper:
+        """A mapper that counts otherwise. Simulated times are the same, and are kept."""
+        other = Mapper(self.machine, self.costs, byte_s, shown)
         other.parts, other.ids, other.placements = self.parts, self.ids, self.placements
         other.richness = self.richness
         return other
@@ -145,6 +162,19 @@ class _Mapping:
         placements = {block.name: chosen[i] for i, block in enumerate(self.blocks)}
         return Mapped(Strategy(self.graph, placements), float(table.cost_s[0, 0]))
 
+    def every_kind(self) -> tuple[Kind, ...]:
+        where, members = self.mapper.where, dict[int, list[int]]()
+        for i, kind in enumerate(self.kinds):
+            members.setdefault(kind, []).append(i)
+        return tuple(
+            Kind(
+                tuple(self.blocks[i].name for i in own),
+                self._placements(own[0], where),
+                len(own) * float(self._own(own[0], where).min()),
+            )
+            for own in members.values()
+        )
+
     @cached_property
     def _order(self) -> tuple[int, ...]:
         """The blocks in an order in which they can run; what is computed from weights alone comes right
@@ -181,7 +211,7 @@ class _Mapping:
         if key not in self.mapper.own:
             placements = self._placements(block, where)
             found = self.parts.block(self.blocks[block], placements)
-            own = found.compute_s + found.sync_s
+            own = found.compute_s + self.mapper.shown * found.sync_s
             if self.mapper.byte_s:
                 held = [weight_bytes(self.graph, self.blocks[block], p) for p in placements]
                 own = own + self.mapper.byte_s * np.array(held, dtype=np.float64)
