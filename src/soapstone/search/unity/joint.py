@@ -1,7 +1,7 @@
 """Joint search (Unity 5): substitutions and machine mappings together, then the simulator and Markov chains.
 
     graph splitting           -> `splitting`     into parts that are rewritten one at a time
-    substitution selection    -> `selecting`     by backtracking, each candidate at the cost of its best mapping
+    substitution selection    -> `selecting`     by backtracking, each candidate at its best mapping
     machine mapping           -> `mapping`       by dynamic programming, with a cache across candidates
 
 Beyond the paper: Unity's cost is a sum, without overlap of compute and communication and without contention.
@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.graph import Graph
 from soapstone.machine import Machine
+from soapstone.ops import Kind
 from soapstone.search.baselines import applicable, baseline, data_parallel
 from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc
 from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport, StopReason
@@ -33,6 +34,9 @@ from soapstone.tasks.flat import FlatProblem
 
 FIRST_SHARE = 0.4
 """[choice] The part of the seconds after which no more candidates are looked for."""
+
+DIVISION_SHARE = 0.25
+"""[choice] The part of the seconds after which a mapping divides devices no more."""
 
 DESCENT_SHARE = 0.55
 """[choice] The part of the seconds after which kinds of blocks are no longer moved."""
@@ -80,7 +84,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same for all of a search."""
+    """What is the same for all of a search; dims of the kinds in `without` stay whole, but for samples."""
 
     machine: Machine
     costs: AnalyticCosts
@@ -89,6 +93,7 @@ class Setting:
     threads: int
     optimizer: str
     slack: float
+    without: frozenset[Kind] = frozenset()
 
     def bench(self, graph: Graph) -> Bench:
         """Where strategies of a graph are simulated."""
@@ -121,7 +126,8 @@ def unity(
     case. Without `rewrites` the graph stays as it is.
     """
     began = setting.budget.clock()
-    mapper = Mapper(setting.machine, setting.costs)
+    is_late = setting.is_after(DIVISION_SHARE, began)
+    mapper = Mapper(setting.machine, setting.costs, setting.without, is_late)
     selection, stop = _selected(graph, setting, mapper, began, show, rewrites)
     scored = _scored(graph, setting, mapper, selection, stop)
     trials = 0
@@ -277,6 +283,7 @@ def _polished(
         optimizer=setting.optimizer,
         slack=setting.slack,
         known={"best mapping": best.strategy, **known},
+        without=setting.without,
         show=show,
     )
     return replace(found, rewrites=best.candidate.rules)

@@ -18,7 +18,7 @@ a candidate that a rewrite changed in one place has all others already.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.graph import ITEM_BYTES, Graph, Role
 from soapstone.machine import Machine
+from soapstone.ops import Kind as DimKind
 from soapstone.ops.box import volume
 from soapstone.search.baselines.anatomy import Anatomy
 from soapstone.search.baselines.elimination import Problem, minimum
@@ -86,12 +87,18 @@ class End:
 class Mapper:
     """Finds mappings on one machine, for any number of graphs. `byte_s` is what a byte of weights on a device
     adds to the cost: more than nothing where memory is scarce. `shown` is the part of the gradients' exchange
-    that is counted: less than all where it is behind the backward pass of other blocks."""
+    that is counted: less than all where it is behind the backward pass of other blocks. Dims of the kinds in
+    `without` are left whole. When it `is_late`, devices are no longer divided."""
 
     def __init__(
-        self, machine: Machine, costs: AnalyticCosts, byte_s: float = 0.0, shown: float = 1.0
+        self,
+        machine: Machine,
+        costs: AnalyticCosts,
+        without: frozenset[DimKind] = frozenset(),
+        is_late: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.machine, self.costs, self.byte_s, self.shown = machine, costs, byte_s, shown
+        self.machine, self.costs, self.without, self.is_late = machine, costs, without, is_late
+        self.byte_s, self.shown = 0.0, 1.0
         self.where = whole(machine)
         self.parts: PartCosts | None = None
         self.ids: dict[Hashable, int] = {}
@@ -110,7 +117,8 @@ class Mapper:
 
     def counting(self, byte_s: float = 0.0, shown: float = 1.0) -> Mapper:
         """A mapper that counts otherwise. Simulated times are the same, and are kept."""
-        other = Mapper(self.machine, self.costs, byte_s, shown)
+        other = Mapper(self.machine, self.costs, self.without, self.is_late)
+        other.byte_s, other.shown = byte_s, shown
         other.parts, other.ids, other.placements = self.parts, self.ids, self.placements
         other.richness = self.richness
         return other
@@ -199,7 +207,13 @@ class _Mapping:
         """What is possible of what is looked at."""
         key = (self.kinds[block], where)
         if key not in self.mapper.placements:
-            given = candidates(self.graph, self.blocks[block], where, richness=self.mapper.richness or 0)
+            given = candidates(
+                self.graph,
+                self.blocks[block],
+                where,
+                richness=self.mapper.richness or 0,
+                without=self.mapper.without,
+            )
             compute_s = self.parts.block(self.blocks[block], given).compute_s
             possible = tuple(p for p, s in zip(given, compute_s, strict=True) if np.isfinite(s))
             self.mapper.placements[key] = possible
@@ -349,7 +363,7 @@ class _Mapping:
         if len(sides) == 1:
             return self._alone(a, b, sides[0], where, depth)
         options = [summed([self._alone(a, b, side, where, depth) for side in sides])]
-        if where.count > 1 and depth < MOST_DIVISIONS and self._effort < MOST_EFFORT:
+        if where.count > 1 and depth < MOST_DIVISIONS and self._may_divide:
             works = [self._work_s(side) for side in sides]
             for one, two in where.divisions():
                 first = share_of(works, one.count / where.count)
@@ -362,8 +376,9 @@ class _Mapping:
         return best_of(options)
 
     @property
-    def _effort(self) -> int:
-        return self.parts.evaluated * (EFFORT_BEFORE_DEVICES + len(self.mapper.machine.devices))
+    def _may_divide(self) -> bool:
+        effort = self.parts.evaluated * (EFFORT_BEFORE_DEVICES + len(self.mapper.machine.devices))
+        return effort < MOST_EFFORT and not self.mapper.is_late()
 
     def _alone(self, a: End, b: End, side: tuple[int, ...], where: Range, depth: int) -> Table:
         """A side without what its ends tell each other directly."""

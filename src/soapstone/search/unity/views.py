@@ -27,6 +27,7 @@ from math import gcd
 
 from soapstone.graph import Graph
 from soapstone.machine import Machine
+from soapstone.ops import Kind
 from soapstone.strategy.blocks import Block
 from soapstone.strategy.placement import Placement, placed
 
@@ -108,13 +109,27 @@ def register_view(name: str, view: View) -> None:
     VIEWS[name] = view
 
 
-def candidates(graph: Graph, block: Block, where: Range, *, richness: int = 1) -> tuple[Placement, ...]:
-    """The placements of a block that are looked at on a range, as far as its leader allows them.
+def candidates(
+    graph: Graph,
+    block: Block,
+    where: Range,
+    *,
+    richness: int = 1,
+    without: frozenset[Kind] = frozenset(),
+) -> tuple[Placement, ...]:
+    """The placements of a block that are looked at on a range, as far as its leader allows them; dims of the
+    kinds in `without` are left whole, but for samples.
 
     On many devices, richness 2 has samples beside another dim in any number of parts that lies within two
-    nodes; richness 1 within one, or over the nodes; richness 0 leaves out what is one shard on each node.
+    nodes, or over any group of nodes; richness 1 within one node, or over the nodes, or over groups of about
+    the root of their number; richness 0 leaves out what is one shard on each node.
     """
-    found = dict.fromkeys(_split(graph, block, where, richness))
+    kinds, sample = graph.kinds(block.leader), graph.sample_dims.get(block.name)
+    found = {
+        placement: None
+        for placement in _split(graph, block, where, richness)
+        if all(dim == sample or kinds.get(dim) not in without for dim, _ in placement.degrees)
+    }
     if block.name not in graph.sample_dims and where.count > 1:
         found |= dict.fromkeys(_copied(graph, block, where))
     return tuple(found)
