@@ -9,8 +9,8 @@ Sections (all, unless one is named):
     dimensions  Figure 15a: the joint search with more and more kinds of dims, and pipelines
     joint       Figure 15b: joint against sequential optimization, with the same space and the same search
     searches    the searches beside each other at an equal budget of CPU time
-    real        two layers on two processes of this computer: steps of the plan of the joint search, of the one
-                of taso_then_flexflow and of data parallelism, timed in turns
+    real        two layers on two processes of this computer: the plans of the joint search, of
+                taso_then_flexflow and of data parallelism, run in turns
 
     python bench/unity.py
     python bench/unity.py dnns --machine summit:32x6 --models dlrm mlp --budget 60
@@ -237,8 +237,8 @@ def real(rounds: int = ROUNDS) -> None:
     typical = {name: statistics.median(own) for name, own in steps.items()}
     for name, strategy in strategies.items():
         print(
-            f"| {name} | {predicted[name] * 1e3:.1f} | {typical[name] * 1e3:.1f} | {min(steps[name]) * 1e3:.1f}"
-            f" | {typical[name] / typical['unity']:.2f} | {_degrees(strategy)} |",
+            f"| {name} | {predicted[name] * 1e3:.1f} | {typical[name] * 1e3:.1f}"
+            f" | {min(steps[name]) * 1e3:.1f} | {typical[name] / typical['unity']:.2f} | {_degrees(strategy)} |",
             flush=True,
         )
 

@@ -1,5 +1,5 @@
-"""Kernels that are constants (TASO's I_conv and C_pool): one with which a convolution changes nothing, and one
-with which it takes means. Each has the shape of the kernel it is given, and reads nothing else of it.
+"""Kernels that are constants (TASO's I_conv and C_pool): one with which a convolution changes nothing, and
+one with which it takes means. Each has the shape of the kernel it is given, and reads nothing else of it.
 """
 
 from __future__ import annotations
