@@ -9,8 +9,8 @@ Sections (all, unless one is named):
     dimensions  Figure 15a: the joint search with more and more kinds of dims, and pipelines
     joint       Figure 15b: joint against sequential optimization, with the same space and the same search
     searches    the searches beside each other at an equal budget of CPU time
-    real        two layers on two processes of this computer: the plans of the joint search, of
-                taso_then_flexflow and of data parallelism, run in turns
+    real        two layers on two processes of this computer: the plans of the joint search and of
+                taso_then_flexflow, run in turns
 
     python bench/unity.py
     python bench/unity.py dnns --machine summit:32x6 --models dlrm mlp --budget 60
@@ -219,7 +219,6 @@ def real(rounds: int = ROUNDS) -> None:
     strategies = {
         "unity": find(graph, machine, COSTS, Options("unity", Budget(None, 300))).strategy,
         "taso_then_flexflow": baseline("taso_then_flexflow", graph, machine, COSTS),
-        "data_parallel": data_parallel(graph, machine),
     }
     print("| plan | predicted, ms | median of runs, ms | fastest run, ms | times unity's | splits |")
     print("|---|---|---|---|---|---|")
@@ -236,11 +235,10 @@ def real(rounds: int = ROUNDS) -> None:
                 steps[name].append(_trained_s(Path(folder) / f"{name}.json"))
     typical = {name: statistics.median(own) for name, own in steps.items()}
     for name, strategy in strategies.items():
-        print(
-            f"| {name} | {predicted[name] * 1e3:.1f} | {typical[name] * 1e3:.1f}"
-            f" | {min(steps[name]) * 1e3:.1f} | {typical[name] / typical['unity']:.2f} | {_degrees(strategy)} |",
-            flush=True,
-        )
+        measured = f"{typical[name] * 1e3:.1f} | {min(steps[name]) * 1e3:.1f}"
+        ratio = typical[name] / typical["unity"]
+        splits = _degrees(strategy)
+        print(f"| {name} | {predicted[name] * 1e3:.1f} | {measured} | {ratio:.2f} | {splits} |", flush=True)
 
 
 def _trained_s(plan: Path) -> float:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SAMPLES, FEATURES, UNITS, OUTPUTS = 256, 128, 16_384, 128
+SAMPLES, FEATURES, UNITS, OUTPUTS = 64, 32, 131_072, 32
 
 
 class TwoLayers(nn.Module):

@@ -152,7 +152,8 @@ def _grid(signature: Signature, dims: Sequence[str]) -> Places:
 def _flat(access: Access, shape: Sequence[int], places: Places) -> npt.NDArray[np.int64]:
     """The positions of elements; out of bounds they are -1, and where an axis has no index -2."""
     count = len(next(iter(places.values()))) if places else 1
-    found, is_outside, is_none = (np.zeros(count, kind) for kind in (np.int64, np.bool_, np.bool_))
+    found = np.zeros(count, np.int64)
+    is_outside, is_none = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
     for axis, size in zip(access, shape, strict=True):
         at = np.full(count, axis.const, np.int64)
         for dim, step in axis.terms:
