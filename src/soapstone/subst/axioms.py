@@ -393,7 +393,7 @@ def _kernel_that_changes_nothing(given: Deriving, function: Function) -> Made:
     kernel = given.functions.get(("identity_kernel", (), (4,)))
     if function.word == "conv2d" and kernel is not None and len(function.samples) == 2:
         x, y = Var("x"), Var("y")
-        yield function(x, kernel(y)), x, _domain(function, ([x, y], (0, 1)))
+        yield function(x, kernel(y)), x, _framed(function)
 
 
 def _kernel_that_takes_means(given: Deriving, function: Function) -> Made:
@@ -402,7 +402,15 @@ def _kernel_that_takes_means(given: Deriving, function: Function) -> Made:
         x, y = Var("x"), Var("y")
         for other in given.functions.values():
             if other.word == "avg_pool2d":
-                yield function(x, kernel(y)), other(x), _domain(function, ([x, y], (0, 1)))
+                yield function(x, kernel(y)), other(x), _framed(function)
+
+
+def _framed(function: Function) -> dict[str, Shape]:
+    """An image, and a kernel whose window is as large as leaves its size as it is: other kernels are not what
+    the axioms above are about, whatever the samples are."""
+    attrs = dict(function.attrs)
+    window = [2 * attrs.get(name, 0) + 1 for name in ("ph", "pw")]
+    return {"x": (2, 2, 2, 2), "y": (2, 2, *window)}
 
 
 def _enlarged_kernel(given: Deriving, function: Function) -> Made:
