@@ -6,9 +6,11 @@ Sections (all, unless one is named):
     figure2     the two-layer MLP of Unity's Figure 2 on two devices: what each strategy moves
     dnns        Unity's seven DNNs (Figure 14): the joint search within its budget, and its predicted speedup
                 over the best of data parallelism, the experts' strategies and taso_then_flexflow
-    dimensions  Figure 15a: BERT-Large with more and more kinds of dims (pipelines are not among them)
+    dimensions  Figure 15a: the joint search with more and more kinds of dims, and pipelines
     joint       Figure 15b: joint against sequential optimization, with the same space and the same search
     searches    the searches beside each other at an equal budget of CPU time
+    real        two layers on two processes of this computer: the plans of the joint search and of
+                taso_then_flexflow, run in turns
 
     python bench/unity.py
     python bench/unity.py dnns --machine summit:32x6 --models dlrm mlp --budget 60
@@ -17,20 +19,26 @@ Sections (all, unless one is named):
 from __future__ import annotations
 
 import argparse
+import json
+import statistics
+import subprocess
+import sys
 import time
 from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.frontends.source import load
 from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import Machine, resolve
 from soapstone.ops import Kind
-from soapstone.plans import simulation
-from soapstone.search.baselines import applicable, baseline, data_parallel
+from soapstone.plans import planned, simulation, write_plan
+from soapstone.search.baselines import BASELINES, applicable, baseline, data_parallel
 from soapstone.search.baselines.taso_then_flexflow import fastest_on_one_device
 from soapstone.search.exact import exact_search
 from soapstone.search.find import Options, find
-from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc
+from soapstone.search.mcmc import EXPERTS, Budget
 from soapstone.search.unity.joint import Setting, unity
 from soapstone.search.unity.selecting import directions
 from soapstone.strategy.placement import placed
@@ -128,37 +136,42 @@ def dnns(models: list[str], machine: Machine, budget_s: float) -> None:
         print(f"| {name} | {len(graph.nodes)} | {times} | {ratios} |", flush=True)
 
 
+EVERY = frozenset({Kind.ATTRIBUTE, Kind.PARAMETER, Kind.REDUCTION})
 SPACES = {
-    "samples and parameters": frozenset({Kind.ATTRIBUTE, Kind.REDUCTION}),
-    "and reductions": frozenset({Kind.ATTRIBUTE}),
-    "and attributes (heads, positions)": frozenset[Kind](),
+    "samples": EVERY,
+    "and parameters": EVERY - {Kind.PARAMETER},
+    "and attributes": frozenset({Kind.REDUCTION}),
+    "and reductions: all": frozenset[Kind](),
 }
 
 
-def dimensions(machine: Machine, budget_s: float) -> None:
-    """Prints a row for each space of BERT-Large."""
-    graph = load("bert_large", devices=len(machine.devices)).captured().graph
-    print(f"| BERT-Large on {machine.name} | ms | speedup |")
-    print("|---|---|---|")
-    first_s = None
-    starts = ("data_parallel", "random")
-    known: dict[str, Strategy] = {}
-    for name, without in SPACES.items():
-        method = RULES["mcmc"]
-        found = mcmc(
-            graph,
-            machine,
-            COSTS,
-            method=type(method)(
-                method.name, method.is_structured, method.first_share, method.temperature, starts
-            ),
-            budget=Budget(budget_s, clock=time.process_time),
-            known=known,
-            without=without,
-        )
-        known = {"smaller space": found.strategy}
-        first_s = first_s or found.makespan_s
-        print(f"| {name} | {found.makespan_s * 1e3:.2f} | {first_s / found.makespan_s:.3f} |", flush=True)
+def dimensions(models: list[str], machine: Machine, budget_s: float) -> None:
+    """Prints a row for each model, a column for each space; pipelines have as long as the largest of them."""
+    print(f"| model on {machine.name}, ms | " + " | ".join(SPACES) + " | or a pipeline | all over samples |")
+    print("|---|" + "---|" * (len(SPACES) + 2))
+    for name in models:
+        graph = load(name, devices=len(machine.devices)).captured().graph
+        found: list[float] = []
+        known: dict[str, Strategy] = {}
+        for without in SPACES.values():
+            budget = Budget(budget_s, clock=time.process_time)
+            setting = Setting(machine, COSTS, budget, 0, 2, "momentum", 0.0, without)
+            best = unity(graph, setting, known, rewrites=False)
+            known = {"smaller space": best.strategy}
+            found.append(best.makespan_s)
+        piped = _as_pipeline(graph, machine, budget_s)
+        ratio = found[0] / min(found[-1], piped or found[-1])
+        times = " | ".join(f"{each * 1e3:.3f}" for each in found)
+        shown = f"{piped * 1e3:.3f}" if piped else "none"
+        print(f"| {name} | {times} | {shown} | {ratio:.3f} |", flush=True)
+
+
+def _as_pipeline(graph: Graph, machine: Machine, budget_s: float) -> float | None:
+    """The best pipeline's time; None where a model has none."""
+    if BASELINES["pipeline"].objection(graph, machine) is not None:
+        return None
+    options = Options("pipeline", Budget(budget_s, clock=time.process_time))
+    return find(graph, machine, COSTS, options).makespan_s
 
 
 def joint(models: list[str], machine: Machine, budget_s: float) -> None:
@@ -195,11 +208,51 @@ def searches(models: list[str], machine: Machine, budget_s: float) -> None:
         )
 
 
+TWO_LAYERS = "examples/two_layers.py:two_layers"
+ROUNDS, STEPS = 5, 14
+
+
+def real(rounds: int = ROUNDS) -> None:
+    """Prints a row for each plan: what it was predicted to take, what it took, and how it splits."""
+    machine = resolve("cpu:1x2")
+    graph = load(TWO_LAYERS).captured().graph
+    strategies = {
+        "unity": find(graph, machine, COSTS, Options("unity", Budget(None, 300))).strategy,
+        "taso_then_flexflow": baseline("taso_then_flexflow", graph, machine, COSTS),
+    }
+    print("| plan | predicted, ms | median of runs, ms | fastest run, ms | times unity's | splits |")
+    print("|---|---|---|---|---|---|")
+    predicted: dict[str, float] = {}
+    steps: dict[str, list[float]] = {name: [] for name in strategies}
+    with TemporaryDirectory() as folder:
+        for name, strategy in strategies.items():
+            simulated = simulation(strategy, machine, COSTS)
+            predicted[name] = simulated.timeline.makespan_s
+            plan = planned(strategy, machine, simulated, COSTS, model=TWO_LAYERS)
+            write_plan(plan, Path(folder) / f"{name}.json")
+        for _ in range(rounds):
+            for name in strategies:
+                steps[name].append(_trained_s(Path(folder) / f"{name}.json"))
+    typical = {name: statistics.median(own) for name, own in steps.items()}
+    for name, strategy in strategies.items():
+        measured = f"{typical[name] * 1e3:.1f} | {min(steps[name]) * 1e3:.1f}"
+        ratio = typical[name] / typical["unity"]
+        splits = _degrees(strategy)
+        print(f"| {name} | {predicted[name] * 1e3:.1f} | {measured} | {ratio:.2f} | {splits} |", flush=True)
+
+
+def _trained_s(plan: Path) -> float:
+    """The median of a run's steps."""
+    command = [sys.executable, "-m", "soapstone", "train", str(plan), "--steps", str(STEPS), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(json.loads(done.stdout)["step_s"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    sections = ("rules", "figure2", "dnns", "dimensions", "joint", "searches")
+    sections = ("rules", "figure2", "dnns", "dimensions", "joint", "searches", "real")
     parser.add_argument("section", nargs="?", choices=sections)
     parser.add_argument("--models", nargs="+", default=list(PAPER))
     parser.add_argument("--machine", default="summit:32x6")
@@ -216,9 +269,11 @@ def main() -> None:
             case "dnns":
                 dnns(given.models, machine, given.budget)
             case "dimensions":
-                dimensions(machine, given.budget)
+                dimensions(given.models, machine, given.budget)
             case "joint":
                 joint(given.models, machine, given.budget)
+            case "real":
+                real()
             case _:
                 searches(given.models, machine, given.budget)
 

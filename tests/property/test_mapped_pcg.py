@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from random import Random
 
 import pytest
@@ -11,7 +12,7 @@ from oracles.graphs import graphs
 
 from soapstone.errors import StrategyError
 from soapstone.graph import Graph, GraphBuilder
-from soapstone.plans.mapped import MappedPcg, in_order, pcg_of, strategy_of
+from soapstone.plans.mapped import MachineView, MappedPcg, in_order, machine_view, pcg_of, strategy_of
 from soapstone.strategy.placement import Placement, placed
 from soapstone.strategy.space import Space, random_strategy
 from soapstone.strategy.strategy import Strategy
@@ -134,3 +135,39 @@ def test_what_cannot_be_said_is_refused() -> None:
     plain = in_order(graph)
     with pytest.raises(StrategyError, match="has 1 tasks and a mapping of 2 devices"):
         strategy_of(MappedPcg(plain.pcg, {**plain.mappings, "first": (0, 1)}))
+
+
+@given(st.lists(st.tuples(st.integers(2, 4), st.integers(1, 3)), min_size=1, max_size=3), st.integers(0, 5))
+def test_a_grid_of_devices_is_found_again(axes: list[tuple[int, int]], first: int) -> None:
+    """Any grid whose axes do not overlap, each with gaps, in any order of its axes."""
+    sizes, strides, reach = [], [], 1
+    for size, gap in axes:
+        sizes.append(size)
+        strides.append(reach * gap)
+        reach *= gap * size
+    for order in permutations(range(len(sizes))):
+        devices = MachineView(first, tuple(sizes[i] for i in order), tuple(strides[i] for i in order)).devices
+        found = machine_view(devices)
+        assert found is not None
+        assert found.devices == devices
+        assert len(found.sizes) <= len(sizes)
+
+
+def test_what_is_no_grid_has_no_view() -> None:
+    assert machine_view((0, 1, 3, 2)) is None
+    assert machine_view((4,)) == MachineView(4, (), ())
+
+
+def test_a_three_dimensional_mapping_goes_into_a_pcg_and_back() -> None:
+    """Two nodes of two sockets: samples between nodes, sums and outputs between and within sockets."""
+    b = GraphBuilder("cube")
+    x = b.input("x", (8, 8), samples=0)
+    (y,) = b.add("linear", [x, b.weight("w", (8, 8)), None], name="linear")
+    (y,) = b.add("sum", [y], {"dim": (0, 1)}, name="sum")
+    graph = b.graph(loss=y)
+    devices = MachineView(0, (2, 2, 2), (4, 1, 2)).devices
+    whole = placed({}, (0,))
+    strategy = Strategy(graph, {"linear": placed({"b": 2, "o": 2, "i": 2}, devices), "sum": whole})
+    written = pcg_of(strategy)
+    assert written.views["linear"] == MachineView(0, (2, 2, 2), (4, 1, 2))
+    assert strategy_of(written) == strategy

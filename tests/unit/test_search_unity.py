@@ -13,6 +13,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.frontends.source import load
 from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import Machine, preset
+from soapstone.ops import Kind
 from soapstone.plans import planned, read_plan, simulation, write_plan
 from soapstone.search.baselines import data_parallel
 from soapstone.search.exact import exact_search
@@ -20,6 +21,7 @@ from soapstone.search.find import SEARCHES, Options, find
 from soapstone.search.mcmc import Budget
 from soapstone.search.report import StopReason
 from soapstone.search.unity import views
+from soapstone.search.unity.alike import Bench, together
 from soapstone.search.unity.mapping import Mapper, weight_bytes
 from soapstone.search.unity.selecting import Selection, directions, rewritings
 from soapstone.search.unity.splitting import LEAST_NODES, parts
@@ -27,7 +29,7 @@ from soapstone.search.unity.views import Range, candidates, whole
 from soapstone.strategy.blocks import blocks
 from soapstone.strategy.placement import placed
 from soapstone.strategy.strategy import Strategy
-from soapstone.tasks.flat import native_tasks
+from soapstone.tasks.flat import FlatProblem, native_tasks
 
 COSTS = AnalyticCosts()
 FEW = Budget(None, 60)
@@ -165,6 +167,61 @@ def test_views_of_a_machine() -> None:
     assert all(len(set(p.devices)) == len(p.devices) for p in found)
     assert all(one.count + two.count == 12 for one, two in everything.divisions())
     assert weight_bytes(graph, block, placed({"o": 2}, (0, 1))) == 512 * 256 * 4
+
+
+def test_views_in_three_dimensions() -> None:
+    """Nodes in groups: samples over groups and over the devices of a node, outputs over a group's nodes; and
+    samples over the nodes, outputs and sums over the devices of each."""
+    graph, everything = sums(512, 96), whole(preset("summit:4x6"))
+    order = everything.across_groups(2)
+    assert order[:4] == (0, 6, 1, 7)
+    assert order[12:14] == (12, 18)
+    block = next(block for block in blocks(graph) if block.name == "one")
+    found = candidates(graph, block, everything, richness=2)
+    assert placed({"b": 12, "o": 2}, order) in found
+    assert placed({"b": 12, "o": 2}, order) not in candidates(graph, block, everything, richness=0)
+    wide, cube = sums(36, 96), whole(preset("summit:4x6"))
+    block = next(block for block in blocks(wide) if block.name == "one")
+    three = [p for p in candidates(wide, block, cube, richness=2) if len(p.degrees) == 3]
+    assert placed({"b": 4, "o": 2, "i": 3}, range(24)) in three
+    assert all(sorted(p.devices) == list(range(24)) for p in three)
+
+
+def test_dims_of_a_kind_may_be_left_whole() -> None:
+    graph, everything = sums(), whole(preset("p100:1x4"))
+    block = next(block for block in blocks(graph) if block.name == "one")
+    without = frozenset({Kind.REDUCTION, Kind.PARAMETER})
+    found = candidates(graph, block, everything, without=without)
+    assert {dim for p in found for dim, _ in p.degrees} == {"b"}
+
+
+def layers(count: int, width: int, batch: int) -> Graph:
+    """One linear layer after the other."""
+    b = GraphBuilder("layers")
+    y = b.input("x", (batch, width), samples=0)
+    for i in range(count):
+        (y,) = b.add("linear", [y, b.weight(f"{i}.weight", (width, width)), None], name=f"layer{i}")
+    (loss,) = b.add("sum", [y], {"dim": (0, 1)}, name="loss")
+    return b.graph(loss=loss)
+
+
+def test_layers_that_look_alike_are_moved_together() -> None:
+    """From data parallelism, whose gradients are far more than the activations here, to layers that are split
+    along outputs and sums."""
+    graph, machine = layers(6, 1024, 8), preset("p100:1x4")
+    bench = Bench(FlatProblem(graph, machine, COSTS), machine, "momentum")
+    start = data_parallel(graph, machine)
+    bench.place(start.placements)
+    before_s = bench.makespan_s
+    found, trials = together(bench, Mapper(machine, COSTS), start, lambda: False)
+    assert trials > 0
+    assert found.makespan_s < 0.5 * before_s
+    assert found.makespan_s == native_tasks(found.strategy, machine, COSTS).simulated()[2]
+    splits = [set(dict(found.strategy.placements[f"layer{i}"].degrees)) for i in range(6)]
+    assert not any("b" in own for own in splits)
+    assert {"i"} in splits
+    assert {"o"} in splits
+    assert together(bench, Mapper(machine, COSTS), start, lambda: True)[1] == 0
 
 
 def test_a_view_of_one_s_own_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,36 @@ def test_every_shipped_rule_that_applies_leaves_outputs_and_gradients_as_they_we
     assert tried > 20
 
 
+def test_kernels_are_enlarged_and_pooling_becomes_a_convolution() -> None:
+    """TASO's constants in a graph: what they take their shape from gets no gradient from them."""
+    b = GraphBuilder("branches")
+    x = b.input("x", (2, 4, 6, 6))
+    (pool,) = b.add("avg_pool2d", [x], {"kernel": 3, "stride": 1, "padding": 1})
+    (wide,) = b.add("conv2d", [x, b.weight("wide", (4, 4, 3, 3)), None], {"ph": 1, "pw": 1})
+    (narrow,) = b.add("conv2d", [x, b.weight("narrow", (2, 4, 1, 1)), None])
+    (one,), (two,) = b.add("concat", [pool, wide], {"dim": 1}), b.add("concat", [narrow, wide], {"dim": 1})
+    graph = b.graph(outputs=[one, two])
+    for name, new in (
+        ("avg_pool2d-concat-conv2d-mean_kernel", "mean_kernel"),
+        ("concat-conv2d-enlarge", "pad"),
+    ):
+        done = next(rewrites(graph, shipped().entries[name].rule)).graph
+        assert new in {node.op_name for node in done.nodes}
+        assert_same(graph, done)
+
+
+def test_a_product_with_three_axes_becomes_one_with_two() -> None:
+    b = GraphBuilder("sequence")
+    x = b.input("x", (2, 4, 6))
+    (y,) = b.add("linear", [x, b.weight("w", (8, 6)), None])
+    (y,) = b.add("reshape", [y], {"shape": (8, 8)})
+    graph = b.graph(outputs=[y])
+    found = [r for r in shipped().rules if str(r).endswith("| merge(linear(x, y)) | linear(merge(x), y)")]
+    done = next(rewrites(graph, found[0])).graph
+    assert [node.op_name for node in done.nodes] == ["reshape", "linear"]
+    assert_same(graph, done)
+
+
 def test_tensor_parallelism_is_reached_by_rules_alone() -> None:
     """The columns of the first layer and the rows of the second are split; one reduce is left (Figure 10)."""
     columns = rule(

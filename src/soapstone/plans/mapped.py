@@ -5,7 +5,7 @@
     strategy_of   reads it back: the degrees of an operator are those of its operands' axes
 
 `strategy_of(pcg_of(s)) == s`, devices, blocks and all. A follower has no mapping: it runs where its block
-does.
+does. `views` shows mappings as the grids of devices that they are: 1-D, 2-D, 3-D or more.
 
 What a PCG cannot say is refused: copies of a shard (parallel operators make copies, and none takes them
 away), a join split along the axis it joins, statistics over a split dim, and a bias under a split sum. Nor
@@ -14,8 +14,9 @@ can a strategy say that values are cut in time, or that partial sums pass throug
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 
 from soapstone.errors import StrategyError
@@ -31,12 +32,53 @@ from soapstone.subst.pcg import Pcg, pcg, without_parallel_nodes
 
 
 @dataclass(frozen=True)
+class MachineView:
+    """A machine mapping as a grid (Unity 3.2, Figure 7): the task at (i, j, ...) runs on the device
+    `first` + i * strides[0] + j * strides[1] + ...; it has as many axes as sizes, the outermost first."""
+
+    first: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices, row by row."""
+        return tuple(
+            self.first + sum(i * stride for i, stride in zip(at, self.strides, strict=True))
+            for at in product(*map(range, self.sizes))
+        )
+
+
+def machine_view(devices: Sequence[int]) -> MachineView | None:
+    """The grid of fewest axes, rows as long as they can be, that has these devices; None where none has."""
+    rest, sizes, strides = list(devices), list[int](), list[int]()
+    while len(rest) > 1:
+        stride, length = rest[1] - rest[0], 2
+        while length < len(rest) and rest[length] - rest[length - 1] == stride:
+            length += 1
+        while len(rest) % length:
+            length -= 1
+        sizes.insert(0, length)
+        strides.insert(0, stride)
+        rest = rest[::length]
+        if length == 1:
+            return None
+    view = MachineView(devices[0], tuple(sizes), tuple(strides))
+    return view if view.devices == tuple(devices) else None
+
+
+@dataclass(frozen=True)
 class MappedPcg:
     """A PCG, and by the names of operators the devices of their tasks: row by row along the dims that are
     split, copies side by side. An operator without a mapping runs with the one whose result it reads."""
 
     pcg: Pcg
     mappings: Mapping[str, tuple[int, ...]]
+
+    @property
+    def views(self) -> dict[str, MachineView | None]:
+        """The mappings as grids of devices, as far as they are."""
+        return {name: machine_view(devices) for name, devices in self.mappings.items()}
 
 
 def in_order(graph: Graph) -> MappedPcg:

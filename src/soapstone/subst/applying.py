@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from soapstone.errors import GraphError, OpError, RuleError
@@ -19,7 +20,7 @@ from soapstone.graph.verify import verify
 from soapstone.ops import Shape
 from soapstone.subst.matching import Match, matches
 from soapstone.subst.pcg import pcg
-from soapstone.subst.term import Call, Rule, Term, Var, calls
+from soapstone.subst.term import Call, Rule, Term, Var, calls, variables_of
 from soapstone.subst.words import CUTS, Context, applied
 
 
@@ -53,18 +54,29 @@ def rewrite(graph: Graph, rule: Rule, degree: int = 2) -> Rewritten:
 
 def apply(graph: Graph, found: Match, degree: int = 2) -> Rewritten | None:
     """The graph with an occurrence replaced; None where sizes or layouts do not allow it."""
-    left, right = found.sides
+    _, right = found.sides
     if not all(isinstance(term, Call) or term in found.values for term in right):
         return None
-    for cuts in _cut_choices(graph, found):
-        try:
-            rewritten = _replaced(graph, found, degree, cuts)
-        except (OpError, GraphError):
-            continue
-        if rewritten is not None:
-            return rewritten
-    del left
+    for bound in _bound(found):
+        for cuts in _cut_choices(graph, bound):
+            try:
+                rewritten = _replaced(graph, bound, degree, cuts)
+            except (OpError, GraphError):
+                continue
+            if rewritten is not None:
+                return rewritten
     return None
+
+
+def _bound(found: Match) -> Iterator[Match]:
+    """The occurrence with values for variables that are on the new side alone. A rule holds whatever they are
+    (they say how large a constant is), so those that were found will do, where their shapes fit."""
+    free = [name for name in variables_of(found.sides[1]) if Var(name) not in found.values]
+    ranks = {name: len(layout.degrees) for name, layout in found.rule.variables.items()}
+    known = {term.name: name for term, name in found.values.items() if isinstance(term, Var)}
+    choices = [[known[other] for other in known if ranks[other] == ranks[name]] for name in free]
+    for chosen in product(*choices):
+        yield replace(found, values={**found.values, **dict(zip(map(Var, free), chosen, strict=True))})
 
 
 def _cut_choices(graph: Graph, found: Match) -> Iterator[dict[tuple[Term, int], int]]:

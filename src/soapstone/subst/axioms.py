@@ -9,6 +9,7 @@ Derived from an operator f's notation and body:
     pointwise   f commutes, associates, is idempotent: tried, and kept if Z3 proves it       `_pointwise`
     moved       f of transposed operands is f transposed: tried, and kept if Z3 proves it    `_transposed`
     product     two products in a row, bracketed and ordered otherwise: tried likewise       `_products`
+    merged      f of operands with two axes as one is f merged: tried likewise               `_merged`
 
 Named, because they say how the three words that depend on sizes meet: `NAMED`.
 
@@ -92,7 +93,7 @@ class Deriving:
     def axioms(self) -> Iterator[Axiom]:
         """All of them that pass their check."""
         for function in list(self.functions.values()):
-            for derive in (_parallel, _cuts, _sums, _linear, _pointwise, _transposed, _products, _named):
+            for derive in DERIVATIONS:
                 for axiom in derive(self, function):
                     if axiom.left != axiom.right and check(axiom, function.context) == Proved():
                         yield replace(axiom, subject=(function.word, function.attrs))
@@ -328,6 +329,24 @@ def _products(given: Deriving, function: Function) -> Iterator[Axiom]:
                 )
 
 
+def _merged(given: Deriving, function: Function) -> Iterator[Axiom]:
+    """Merging after `function`, or before the same word at a rank less; the first operand is merged, or all
+    of its rank are."""
+    rank = function.ranks[0] if function.ranks else 0
+    inner, outer = given.of("merge", rank, 1), given.of("merge", len(function.result), 1)
+    if inner is None or outer is None or function.word == "merge":
+        return
+    one = _variables(function)
+    domain = _domain(function, (one, range(len(one))))
+    alike = [i for i, own in enumerate(function.ranks) if own == rank]
+    for merged in dict.fromkeys(((0,), tuple(alike))):
+        ranks = tuple(own - (i in merged) for i, own in enumerate(function.ranks))
+        args = [inner(x) if i in merged else x for i, x in enumerate(one)]
+        for other in list(given.functions.values()):
+            if other.word == function.word and other.ranks == ranks:
+                yield Axiom(f"{function.word} merged", outer(function(*one)), other(*args), domain, "body")
+
+
 def _named(given: Deriving, function: Function) -> Iterator[Axiom]:
     for name, make in NAMED.items():
         for left, right, domain in make(given, function):
@@ -370,9 +389,58 @@ def _transposed_twice(_: Deriving, function: Function) -> Made:
         yield function(function(x)), x, {"x": _small(function.samples[0])}
 
 
+def _kernel_that_changes_nothing(given: Deriving, function: Function) -> Made:
+    kernel = given.functions.get(("identity_kernel", (), (4,)))
+    if function.word == "conv2d" and kernel is not None and len(function.samples) == 2:
+        x, y = Var("x"), Var("y")
+        yield function(x, kernel(y)), x, _framed(function)
+
+
+def _kernel_that_takes_means(given: Deriving, function: Function) -> Made:
+    kernel = given.functions.get(("mean_kernel", (), (4,)))
+    if function.word == "conv2d" and kernel is not None and len(function.samples) == 2:
+        x, y = Var("x"), Var("y")
+        for other in given.functions.values():
+            if other.word == "avg_pool2d":
+                yield function(x, kernel(y)), other(x), _framed(function)
+
+
+def _framed(function: Function) -> dict[str, Shape]:
+    """An image, and a kernel whose window is as large as leaves its size as it is: other kernels are not what
+    the axioms above are about, whatever the samples are."""
+    attrs = dict(function.attrs)
+    window = [2 * attrs.get(name, 0) + 1 for name in ("ph", "pw")]
+    return {"x": (2, 2, 2, 2), "y": (2, 2, *window)}
+
+
+def _enlarged_kernel(given: Deriving, function: Function) -> Made:
+    kernel = given.functions.get(("enlarge", (), (4,)))
+    if function.word == "conv2d" and kernel is not None and len(function.samples) == 2:
+        x, y = Var("x"), Var("y")
+        for other in given.functions.values():
+            if other.word == "conv2d" and len(other.samples) == 2 and other.attrs != function.attrs:
+                domain = _domain(other, ([x, y], (0, 1)))
+                yield other(x, y), function(x, kernel(y)), {**domain, "y": (*domain["y"][:2], 1, 1)}
+
+
 NAMED: Mapping[str, Callable[[Deriving, Function], Made]] = {
     "the parts of a concat are what was concatenated": _parts_of_concat,
     "the concat of the parts is the whole": _concat_of_parts,
     "concat associates": _concat_associates,
     "transposed twice is as before": _transposed_twice,
+    "a convolution with the identity kernel changes nothing": _kernel_that_changes_nothing,
+    "a convolution with the mean kernel is average pooling": _kernel_that_takes_means,
+    "a kernel with a border of zeros convolves as without, where padding makes up for it": _enlarged_kernel,
 }
+
+DERIVATIONS: tuple[Callable[[Deriving, Function], Iterator[Axiom]], ...] = (
+    _parallel,
+    _cuts,
+    _sums,
+    _linear,
+    _pointwise,
+    _transposed,
+    _products,
+    _merged,
+    _named,
+)

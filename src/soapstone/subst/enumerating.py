@@ -92,6 +92,9 @@ class Enumeration:
         """Whether the operator takes such shapes, and operands that lie on equally many devices."""
         if len({arg.layout.parts for arg in args}) > 1:
             return False
+        taken = self.family.takes.get(template[0].word)
+        if taken is not None and any(a.shape not in own for a, own in zip(args, taken, strict=True)):
+            return False
         key = (index, tuple(arg.shape for arg in args))
         found = self._shapes.get(key)
         if found is None:

@@ -7,8 +7,8 @@ in a model: matrices, batches of matrices, images. Sizes are 4 with halves of 2 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from soapstone.ops import Shape
 from soapstone.ops.op import Attr
@@ -23,7 +23,8 @@ Template = tuple[Call, ...]
 class Family:
     """A set of operators and variables, and how far to go.
 
-    `variables` are shapes and layouts with the number of variables of each; `sizes` what axes may measure.
+    `variables` are shapes and layouts with the number of variables of each; `sizes` what axes may measure;
+    `takes` the shapes of each operand of a word, where these are not all that it could take.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Family:
     most_nodes: int = 3
     most_outputs: int = 2
     most_parts: int = 2
+    takes: Mapping[str, tuple[frozenset[Shape], ...]] = field(default_factory=dict)
 
 
 def word(name: str, arity: int, **attrs: Attr) -> Template:
@@ -149,4 +151,99 @@ IMAGES = Family(
     frozenset({2, 3, 4, 8}),
 )
 
-FAMILIES: tuple[Family, ...] = (MATRICES, PARALLEL_MATRICES, BATCHES, IMAGES)
+_POINT = (4, 4, 1, 1)
+_PLAIN_IMAGE = Layout((1, 1, 1, 1))
+KERNELS = Family(
+    "kernels",
+    ((_IMAGE, _PLAIN_IMAGE, 1), (_KERNEL, _PLAIN_IMAGE, 2), (_POINT, _PLAIN_IMAGE, 2)),
+    (
+        word("conv2d", 2, **_ALIKE),
+        word("conv2d", 2),
+        word("enlarge", 1),
+        word("identity_kernel", 1),
+        word("mean_kernel", 1),
+        word("avg_pool2d", 1, **_WINDOW),
+        word("add", 2),
+        word("concat", 2, dim=0),
+        word("concat", 2, dim=1),
+    ),
+    frozenset({1, 2, 3, 4, 8}),
+    takes={
+        "conv2d": (frozenset({_IMAGE}), frozenset({_KERNEL, _POINT, (8, 4, 3, 3), (8, 4, 1, 1)})),
+        "avg_pool2d": (frozenset({_IMAGE}),),
+        "enlarge": (frozenset({_POINT, (8, 4, 1, 1)}),),
+        "identity_kernel": (frozenset({_KERNEL}),),
+        "mean_kernel": (frozenset({_KERNEL}),),
+    },
+)
+"""TASO's constants: kernels that are enlarged, that change nothing, that take means."""
+
+_TALL = (8, 4)
+SEQUENCES = Family(
+    "sequences",
+    (
+        (_BATCH, Layout((1, 1, 1)), 2),
+        (_BATCH, Layout((2, 1, 1)), 1),
+        (_TALL, _WHOLE, 2),
+        (_TALL, Layout((1, 1), copies=2), 1),
+    ),
+    (
+        word("merge", 1),
+        word("linear", 2),
+        word("add", 2),
+        word("relu", 1),
+        word("scale", 1),
+        word("softmax", 1),
+        word("layer_norm", 1),
+        word("concat", 2, dim=0),
+        word("concat", 2, dim=1),
+        word("concat", 2, dim=2),
+        *parallel(0),
+    ),
+    frozenset({2, 4, 8, 16}),
+)
+"""Products with three axes, and the same with two: a reshape between them."""
+
+LOOKUPS = Family(
+    "lookups",
+    (((2, 4), _WHOLE, 2), (_TALL, _WHOLE, 2), (_BATCH, Layout((1, 1, 1)), 1)),
+    (
+        word("embedding", 2),
+        word("linear", 2),
+        word("merge", 1),
+        word("add", 2),
+        word("relu", 1),
+        word("scale", 1),
+        word("concat", 2, dim=0),
+        word("concat", 2, dim=1),
+        word("concat", 2, dim=2),
+    ),
+    frozenset({2, 4, 8}),
+    takes={"embedding": (frozenset({(2, 4), (4, 4), (2, 8)}), frozenset({_TALL, (8, 8)}))},
+)
+"""Rows of tables; an index is a variable, or several of them joined."""
+
+ATTENTION = Family(
+    "attention",
+    ((_BATCH, Layout((1, 1, 1)), 3), (_BATCH, Layout((2, 1, 1)), 1)),
+    (
+        word("sdpa", 3),
+        word("scale", 1),
+        word("concat", 2, dim=0),
+        word("concat", 2, dim=1),
+        word("concat", 2, dim=2),
+        *parallel(0),
+    ),
+    _SIZES,
+)
+
+FAMILIES: tuple[Family, ...] = (
+    MATRICES,
+    PARALLEL_MATRICES,
+    BATCHES,
+    IMAGES,
+    KERNELS,
+    SEQUENCES,
+    LOOKUPS,
+    ATTENTION,
+)

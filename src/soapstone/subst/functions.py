@@ -119,8 +119,11 @@ class Function:
         """What each axis of the result measures."""
         for axis, dim in enumerate(self.plain(None)):
             special = self._special_size(axis, args, cut)
+            window = self._window_size(dim, args) if special is None else None
             if special is not None:
                 yield special
+            elif window is not None:
+                yield window
             elif dim is not None and dim in self.places:
                 operand, at = self.places[dim][0]
                 yield size(args[operand], at)
@@ -134,8 +137,31 @@ class Function:
                 yield unknown(*given)
 
     def _special_size(self, axis: int, args: Sequence[Any], cut: Any) -> Any:
+        if self.word == "enlarge":
+            return size(args[0], axis) + (2 if axis > 1 else 0)
         rule = SIZES.get(self.word)
         return rule(args, axis, cut) if rule is not None and axis == self.dim else None
+
+    def _window_size(self, dim: str | None, args: Sequence[Any]) -> Any:
+        """What an axis measures whose dim moves a window by single steps: the axis it moves along, less the
+        window, and as much more or less as at the samples. Only notation that is the same at all sizes says
+        so."""
+        if dim is None or dim in self.places or not isinstance(self.applied.op.notation, str):
+            return None
+        for operand, shape in enumerate(self.samples):
+            for axis, affine in enumerate(self.signature.operands[operand] or ()):
+                windows = [name for name, _ in affine.terms if name != dim]
+                steps = {step for _, step in affine.terms}
+                if dim not in affine.dims or steps != {1} or affine.divisor != 1:
+                    continue
+                if any(name not in self.places for name in windows):
+                    return None
+                found, sizes = size(args[operand], axis), self.signature.sizes
+                for name in windows:
+                    at, own = self.places[name][0]
+                    found = found - size(args[at], own)
+                return found + (sizes[dim] - shape[axis] + sum(sizes[name] for name in windows))
+        return None
 
 
 SIZES: Mapping[str, Any] = {

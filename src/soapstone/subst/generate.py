@@ -11,6 +11,7 @@ implies it in one step:
     it is another rule with variables renamed, or with two variables made one      -> `canonical`, `_merged`
     an operator takes the same value twice: an instance of a rule with one variable more, perhaps too
     large to be enumerated                                                         -> `_repeats`
+    a constant is given more than a variable, of which it takes but the shape      -> `_is_idle`
     it is another rule whose variables lie otherwise: layouts are looked at where a rule is applied
                                                                                    -> `_distinct`
 
@@ -23,6 +24,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from soapstone.ops import lookup
 from soapstone.subst.canonical import canonical
 from soapstone.subst.degree import Degree, Symbolic
 from soapstone.subst.enumerating import Enumeration
@@ -39,6 +41,7 @@ from soapstone.subst.term import (
     substituted,
     variables_of,
 )
+from soapstone.subst.words import ABBREVIATIONS
 
 Progress = Callable[[str], None]
 
@@ -97,7 +100,7 @@ def _sifted(
     """The pair, made as general as its shared parts allow; None if a smaller rule implies it."""
     if any(a == b for a, b in zip(left, right, strict=True)) or len(set(left)) < len(left):
         return None
-    if any(_repeats(call) for call in calls(left + right)):
+    if any(_repeats(call) or _is_idle(call) for call in calls(left + right)):
         return None
     if _is_context(enumeration, left, right) or _has_detour(enumeration, smallest, (left, right)):
         return None
@@ -111,6 +114,12 @@ def _sifted(
 
 def _repeats(call: Call) -> bool:
     return len(set(call.args)) < len(call.args)
+
+
+def _is_idle(call: Call) -> bool:
+    """Whether something is computed for a word that no gradient passes, and that reads shapes alone."""
+    is_constant = call.word not in ABBREVIATIONS and not lookup(call.word).needs_grad
+    return is_constant and any(isinstance(arg, Call) for arg in call.args)
 
 
 def _falls_apart(side: Side) -> bool:

@@ -44,6 +44,7 @@ def _additive_sets(op: Op, signature: Signature, attrs: Attrs) -> frozenset[froz
     if op.body_knows_place:
         every = itertools.product(*(range(size) for size in signature.sizes.values()))
         points = [dict(zip(signature.sizes, at, strict=True)) for at in itertools.islice(every, _MOST_POINTS)]
+    bodies = {repr(op.body_meaning(signature, at, attrs)): at for at in points}
     subsets = [
         frozenset(chosen)
         for count in range(1, len(operands) + 1)
@@ -51,7 +52,9 @@ def _additive_sets(op: Op, signature: Signature, attrs: Attrs) -> frozenset[froz
         if count <= 2 or count == len(operands)
     ]
     return frozenset(
-        subset for subset in subsets if all(_is_additive(op, signature, attrs, subset, at) for at in points)
+        subset
+        for subset in subsets
+        if all(_is_additive(op, signature, attrs, subset, at) for at in bodies.values())
     )
 
 

@@ -16,7 +16,7 @@ from soapstone.graph.graph import Operand
 from soapstone.ops.op import Attr
 from soapstone.subst.commuting import commutes
 from soapstone.subst.term import ANY, Call, Rule, Side, Term, Var
-from soapstone.subst.words import CUTS
+from soapstone.subst.words import BORDER, CUTS
 
 Symbols = Mapping[Any, Any]
 
@@ -185,9 +185,25 @@ def _batched(graph: Graph, node: Node, _: Call) -> Read | None:
     return node.operands, {}
 
 
+def _merged(graph: Graph, node: Node, _: Call) -> Read | None:
+    before, after = graph.shape(node.operands[0]), graph.shape(node.outputs[0])
+    if node.op_name != "reshape" or before is None or after is None or len(before) < 3:
+        return None
+    return (node.operands, {}) if after == (before[0] * before[1], *before[2:]) else None
+
+
+def _enlarged(graph: Graph, node: Node, _: Call) -> Read | None:
+    if node.op_name != "pad" or len(graph.shape(node.operands[0]) or ()) != 4:
+        return None
+    given = node.op.complete(node.attrs)
+    return (node.operands, {}) if (given["pads"], given["value"]) == (BORDER, 0) else None
+
+
 READERS: Mapping[str, Callable[[Graph, Node, Call], Read | None]] = {
     **dict.fromkeys(sorted(CUTS), _part),
     "scale": _scaled,
     "transpose": _transposed,
     "batch_matmul": _batched,
+    "merge": _merged,
+    "enlarge": _enlarged,
 }

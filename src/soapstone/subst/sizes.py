@@ -20,9 +20,9 @@ from soapstone.subst.words import ABBREVIATIONS, Context, Typed, applied, types_
 
 _USUAL: Mapping[int, tuple[Shape, ...]] = {
     1: ((4,),),
-    2: ((4, 4), (8, 4), (4, 8)),
+    2: ((4, 4), (8, 4), (4, 8), (16, 4)),
     3: ((4, 4, 4),),
-    4: ((4, 4, 4, 4), (4, 4, 3, 3)),
+    4: ((4, 4, 4, 4), (4, 4, 3, 3), (4, 4, 1, 1)),
 }
 _TRIES = 400
 

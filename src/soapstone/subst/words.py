@@ -6,6 +6,8 @@ Most words are an operator's name and mean that operator. The others are abbrevi
     scale(x)                         `x` times a number, the same number throughout a rule
     transpose(x)                     `x` with its last two axes exchanged
     batch_matmul(x, y)               `matmul` where both have a batch
+    merge(x)                         `x` with its first two axes as one: a reshape
+    enlarge(x)                       a kernel with a border of zeros around its window
 """
 
 from __future__ import annotations
@@ -91,12 +93,31 @@ def _batch_matmul(_: Call, shapes: Sequence[Shape], __: Context) -> Applied:
     return Applied(lookup("matmul"), tuple(shapes), {}, {})
 
 
+def _merge(_: Call, shapes: Sequence[Shape], __: Context) -> Applied:
+    (shape,) = shapes
+    if len(shape) < 3:
+        raise OpError("a value with fewer than three axes is not merged")
+    return Applied(lookup("reshape"), (shape,), {}, {"shape": (shape[0] * shape[1], *shape[2:])})
+
+
+BORDER: Attr = ((1, 1), (1, 1))
+"""What `enlarge` puts around a window: the padding of `pad` along the last two axes."""
+
+
+def _enlarge(_: Call, shapes: Sequence[Shape], __: Context) -> Applied:
+    if len(shapes[0]) != 4:
+        raise OpError("only kernels of two window axes are enlarged")
+    return Applied(lookup("pad"), tuple(shapes), {}, {"pads": BORDER})
+
+
 ABBREVIATIONS: Mapping[str, Lowering] = {
     "head": _part,
     "tail": _part,
     "scale": _scale,
     "transpose": _transpose,
     "batch_matmul": _batch_matmul,
+    "merge": _merge,
+    "enlarge": _enlarge,
 }
 
 
@@ -106,6 +127,8 @@ _LOWERED = {
     "scale": "mul",
     "transpose": "permute",
     "batch_matmul": "matmul",
+    "merge": "reshape",
+    "enlarge": "pad",
 }
 
 

@@ -13,6 +13,7 @@ FAMILIES = (
     "indexing",
     "generation",
     "convolution",
+    "kernels",
     "pooling",
     "normalization",
     "loss",

@@ -130,6 +130,8 @@ def _concat_notation(shapes: Sequence[Shape | None], attrs: Attrs) -> str:
     names, _, axis = _named(shapes, attrs)
     reads, offset = [], 0
     for i in range(len(shapes)):
+        if len(shape_at(shapes, i)) != len(names):
+            raise OpError(f"concat joins values of one rank, not {len(names)} and {len(shape_at(shapes, i))}")
         reads.append([*names[:axis], _shifted(names[axis], -offset), *names[axis + 1 :]])
         offset += shape_at(shapes, i)[axis]
     return notation_of(reads, [*names[:axis], f"{names[axis]}:{offset}", *names[axis + 1 :]])

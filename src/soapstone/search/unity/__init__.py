@@ -5,6 +5,7 @@ tables      what parts of a graph cost at least, and how that is joined
 mapping     machine mappings by dynamic programming
 splitting   a graph in parts that are rewritten one at a time
 selecting   substitutions by cost-based backtracking
+alike       blocks that look alike, moved together by the simulator
 joint       all of it, then the simulator and Markov chains
 """
 

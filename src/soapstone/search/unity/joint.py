@@ -1,14 +1,14 @@
 """Joint search (Unity 5): substitutions and machine mappings together, then the simulator and Markov chains.
 
     graph splitting           -> `splitting`     into parts that are rewritten one at a time
-    substitution selection    -> `selecting`     by backtracking, each candidate at the cost of its best
-    mapping machine mapping           -> `mapping`       by dynamic programming, with a cache across
-    candidates
+    substitution selection    -> `selecting`     by backtracking, each candidate at its best mapping
+    machine mapping           -> `mapping`       by dynamic programming, with a cache across candidates
 
 Beyond the paper: Unity's cost is a sum, without overlap of compute and communication and without contention.
-So the winner and the runners-up (and always the graph as it was given) are simulated, and the best of them go
-on as the starts of Markov chains. Where a mapping does not fit in memory, it is made again with a price on
-every byte of weights that a device holds.
+So the winner and the runners-up (and always the graph as it was given) are simulated, also as they are mapped
+when the exchange of gradients counts only in part; blocks that look alike are moved together (`alike`), and
+the best go on as the starts of Markov chains. Where a mapping does not fit in memory, it is made again with a
+price on every byte of weights that a device holds.
 
 With a budget of proposals the search depends on the seed alone: candidates are limited by number. With one of
 seconds, `FIRST_SHARE` of it is for candidates. Ctrl-C ends it with the best so far.
@@ -16,24 +16,34 @@ seconds, `FIRST_SHARE` of it is for candidates. Ctrl-C ends it with the best so 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from soapstone import native
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.graph import Graph
 from soapstone.machine import Machine
+from soapstone.ops import Kind
 from soapstone.search.baselines import applicable, baseline, data_parallel
 from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc
 from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport, StopReason
+from soapstone.search.unity.alike import Bench, together
 from soapstone.search.unity.mapping import Mapped, Mapper
 from soapstone.search.unity.selecting import Candidate, Selection
-from soapstone.sim.memory import STATES_PER_WEIGHT
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import FlatProblem
 
 FIRST_SHARE = 0.4
 """[choice] The part of the seconds after which no more candidates are looked for."""
+
+DIVISION_SHARE = 0.25
+"""[choice] The part of the seconds after which a mapping divides devices no more."""
+
+DESCENT_SHARE = 0.55
+"""[choice] The part of the seconds after which kinds of blocks are no longer moved."""
+
+SHOWN = (0.7, 0.4)
+"""[choice] The parts of the gradients' exchange that mappings are also made with ([measured] XDL on 192
+devices: 2.72 ms with all of it counted, 2.03 with either)."""
 
 FINALISTS = 3
 """[choice] How many rewritten graphs are simulated, besides the one that was given."""
@@ -74,7 +84,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same for all of a search."""
+    """What is the same for all of a search; dims of the kinds in `without` stay whole, but for samples."""
 
     machine: Machine
     costs: AnalyticCosts
@@ -83,19 +93,21 @@ class Setting:
     threads: int
     optimizer: str
     slack: float
+    without: frozenset[Kind] = frozenset()
 
-    def score(self, candidate: Candidate, strategy: Strategy) -> Scored:
+    def bench(self, graph: Graph) -> Bench:
+        """Where strategies of a graph are simulated."""
+        return Bench(FlatProblem(graph, self.machine, self.costs), self.machine, self.optimizer)
+
+    def score(self, candidate: Candidate, strategy: Strategy, bench: Bench) -> Scored:
         """A strategy simulated."""
-        problem = FlatProblem(strategy.graph, self.machine, self.costs)
-        proposals = native.Proposals(problem.native)
-        for number, block in enumerate(problem.blocks):
-            placement = strategy.placements[block.name]
-            degrees = problem.degrees(block, placement)
-            proposals.place(number, degrees, placement.copies, list(placement.devices))
-        held = proposals.footprint_bytes(1 + STATES_PER_WEIGHT[self.optimizer])
-        limits = [device.kind.memory_bytes for device in self.machine.devices]
-        excess = sum(max(0, own - limit) for own, limit in zip(held, limits, strict=True))
-        return Scored(candidate, strategy, proposals.makespan(), excess)
+        bench.place(strategy.placements)
+        return Scored(candidate, strategy, bench.makespan_s, bench.excess_bytes)
+
+    def is_after(self, share: float, began: float) -> Callable[[], bool]:
+        """Whether so much of the seconds is over."""
+        seconds = self.budget.seconds
+        return lambda: seconds is not None and self.budget.clock() - began > share * seconds
 
 
 def unity(
@@ -114,16 +126,23 @@ def unity(
     case. Without `rewrites` the graph stays as it is.
     """
     began = setting.budget.clock()
-    mapper = Mapper(setting.machine, setting.costs)
+    is_late = setting.is_after(DIVISION_SHARE, began)
+    mapper = Mapper(setting.machine, setting.costs, setting.without, is_late)
     selection, stop = _selected(graph, setting, mapper, began, show, rewrites)
     scored = _scored(graph, setting, mapper, selection, stop)
+    trials = 0
+    if stop is not StopReason.INTERRUPTED:
+        try:
+            scored, trials = _descended(scored, setting, mapper, setting.is_after(DESCENT_SHARE, began))
+        except KeyboardInterrupt:
+            stop = StopReason.INTERRUPTED
     best = scored[0]
     elapsed_s = setting.budget.clock() - began
     first = StartReport(
         "mappings",
         max(each.makespan_s for each in scored),
         best.makespan_s,
-        selection.tried + 1,
+        selection.tried + 1 + trials,
         len(scored),
         stop,
     )
@@ -160,9 +179,10 @@ def _selected(
     graph: Graph, setting: Setting, mapper: Mapper, began: float, show: ShowSearch | None, rewrites: bool
 ) -> tuple[Selection, StopReason]:
     seconds, clock = setting.budget.seconds, setting.budget.clock
+    is_late = setting.is_after(FIRST_SHARE, began)
 
     def is_over() -> bool:
-        return not rewrites or (seconds is not None and clock() - began > FIRST_SHARE * seconds)
+        return not rewrites or is_late()
 
     def found(tried: int, cost_s: float) -> None:
         if show is not None:
@@ -189,14 +209,32 @@ def _scored(
     finalists = [given, *[each for each in ranked if each is not given][:FINALISTS]]
     scored = []
     for each in finalists:
-        found = setting.score(each, each.mapped.strategy)
-        for byte_s in SPARING if stop is not StopReason.INTERRUPTED else ():
-            if not found.excess_bytes:
+        bench = setting.bench(each.graph)
+        found = setting.score(each, each.mapped.strategy, bench)
+        others = [mapper.counting(shown=part) for part in SHOWN]
+        others += [mapper.counting(byte_s) for byte_s in SPARING]
+        for n, other in enumerate(others if stop is not StopReason.INTERRUPTED else ()):
+            if n >= len(SHOWN) and not found.excess_bytes:
                 break
-            spared = mapper.sparing(byte_s).mapped(each.graph)
-            found = min(found, setting.score(each, spared.strategy), key=lambda one: one.rank)
+            again = setting.score(each, other.mapped(each.graph).strategy, bench)
+            found = min(found, again, key=lambda one: one.rank)
         scored.append(found)
     return sorted(scored, key=lambda each: each.rank)
+
+
+def _descended(
+    scored: Sequence[Scored], setting: Setting, mapper: Mapper, is_over: Callable[[], bool]
+) -> tuple[list[Scored], int]:
+    """The finalists after blocks that look alike were moved together, the best first, and how often."""
+    found, tried = [], 0
+    for each in scored:
+        if each.makespan_s > WORTH * scored[0].makespan_s:
+            found.append(each)
+            continue
+        best, trials = together(setting.bench(each.candidate.graph), mapper, each.strategy, is_over)
+        found.append(replace(each, **vars(best)))
+        tried += trials
+    return sorted(found, key=lambda each: each.rank), tried
 
 
 def _going_on(scored: Sequence[Scored]) -> list[Scored]:
@@ -212,10 +250,11 @@ def _going_on(scored: Sequence[Scored]) -> list[Scored]:
 def _experts(unchanged: Scored, setting: Setting) -> dict[str, Strategy]:
     """What people would do with the given graph, where that is nearly as good as its mapping."""
     graph, found = unchanged.candidate.graph, dict[str, Strategy]()
+    bench = setting.bench(graph)
     for each in applicable(graph, setting.machine):
         if each.name in (*EXPERTS, "model_parallel"):
             strategy = baseline(each.name, graph, setting.machine, setting.costs, setting.seed)
-            if setting.score(unchanged.candidate, strategy).makespan_s <= WORTH * unchanged.makespan_s:
+            if setting.score(unchanged.candidate, strategy, bench).makespan_s <= WORTH * unchanged.makespan_s:
                 found[each.name] = strategy
     return found
 
@@ -244,6 +283,7 @@ def _polished(
         optimizer=setting.optimizer,
         slack=setting.slack,
         known={"best mapping": best.strategy, **known},
+        without=setting.without,
         show=show,
     )
     return replace(found, rewrites=best.candidate.rules)

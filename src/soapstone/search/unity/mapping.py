@@ -18,7 +18,7 @@ a candidate that a rewrite changed in one place has all others already.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.graph import ITEM_BYTES, Graph, Role
 from soapstone.machine import Machine
+from soapstone.ops import Kind as DimKind
 from soapstone.ops.box import volume
 from soapstone.search.baselines.anatomy import Anatomy
 from soapstone.search.baselines.elimination import Problem, minimum
@@ -66,6 +67,16 @@ class Mapped:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """Blocks that look alike, in the order of the graph; the placements that are looked at on all devices;
+    what they take together at least."""
+
+    names: tuple[str, ...]
+    placements: tuple[Placement, ...]
+    work_s: float
+
+
+@dataclass(frozen=True)
 class End:
     """The block before or after a part (None at the beginning and the end of the graph), and its range."""
 
@@ -75,10 +86,19 @@ class End:
 
 class Mapper:
     """Finds mappings on one machine, for any number of graphs. `byte_s` is what a byte of weights on a device
-    adds to the cost: more than nothing where memory is scarce."""
+    adds to the cost: more than nothing where memory is scarce. `shown` is the part of the gradients' exchange
+    that is counted: less than all where it is behind the backward pass of other blocks. Dims of the kinds in
+    `without` are left whole. When it `is_late`, devices are no longer divided."""
 
-    def __init__(self, machine: Machine, costs: AnalyticCosts, byte_s: float = 0.0) -> None:
-        self.machine, self.costs, self.byte_s = machine, costs, byte_s
+    def __init__(
+        self,
+        machine: Machine,
+        costs: AnalyticCosts,
+        without: frozenset[DimKind] = frozenset(),
+        is_late: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.machine, self.costs, self.without, self.is_late = machine, costs, without, is_late
+        self.byte_s, self.shown = 0.0, 1.0
         self.where = whole(machine)
         self.parts: PartCosts | None = None
         self.ids: dict[Hashable, int] = {}
@@ -91,9 +111,14 @@ class Mapper:
         """The mapping of least cost."""
         return _Mapping(self, graph).mapped()
 
-    def sparing(self, byte_s: float) -> Mapper:
-        """A mapper to which a byte costs so much. Simulated times are the same, and are kept."""
-        other = Mapper(self.machine, self.costs, byte_s)
+    def kinds(self, graph: Graph) -> tuple[Kind, ...]:
+        """The kinds of blocks of a graph."""
+        return _Mapping(self, graph).every_kind()
+
+    def counting(self, byte_s: float = 0.0, shown: float = 1.0) -> Mapper:
+        """A mapper that counts otherwise. Simulated times are the same, and are kept."""
+        other = Mapper(self.machine, self.costs, self.without, self.is_late)
+        other.byte_s, other.shown = byte_s, shown
         other.parts, other.ids, other.placements = self.parts, self.ids, self.placements
         other.richness = self.richness
         return other
@@ -145,6 +170,19 @@ class _Mapping:
         placements = {block.name: chosen[i] for i, block in enumerate(self.blocks)}
         return Mapped(Strategy(self.graph, placements), float(table.cost_s[0, 0]))
 
+    def every_kind(self) -> tuple[Kind, ...]:
+        where, members = self.mapper.where, dict[int, list[int]]()
+        for i, kind in enumerate(self.kinds):
+            members.setdefault(kind, []).append(i)
+        return tuple(
+            Kind(
+                tuple(self.blocks[i].name for i in own),
+                self._placements(own[0], where),
+                len(own) * float(self._own(own[0], where).min()),
+            )
+            for own in members.values()
+        )
+
     @cached_property
     def _order(self) -> tuple[int, ...]:
         """The blocks in an order in which they can run; what is computed from weights alone comes right
@@ -169,7 +207,13 @@ class _Mapping:
         """What is possible of what is looked at."""
         key = (self.kinds[block], where)
         if key not in self.mapper.placements:
-            given = candidates(self.graph, self.blocks[block], where, richness=self.mapper.richness or 0)
+            given = candidates(
+                self.graph,
+                self.blocks[block],
+                where,
+                richness=self.mapper.richness or 0,
+                without=self.mapper.without,
+            )
             compute_s = self.parts.block(self.blocks[block], given).compute_s
             possible = tuple(p for p, s in zip(given, compute_s, strict=True) if np.isfinite(s))
             self.mapper.placements[key] = possible
@@ -181,7 +225,7 @@ class _Mapping:
         if key not in self.mapper.own:
             placements = self._placements(block, where)
             found = self.parts.block(self.blocks[block], placements)
-            own = found.compute_s + found.sync_s
+            own = found.compute_s + self.mapper.shown * found.sync_s
             if self.mapper.byte_s:
                 held = [weight_bytes(self.graph, self.blocks[block], p) for p in placements]
                 own = own + self.mapper.byte_s * np.array(held, dtype=np.float64)
@@ -319,7 +363,7 @@ class _Mapping:
         if len(sides) == 1:
             return self._alone(a, b, sides[0], where, depth)
         options = [summed([self._alone(a, b, side, where, depth) for side in sides])]
-        if where.count > 1 and depth < MOST_DIVISIONS and self._effort < MOST_EFFORT:
+        if where.count > 1 and depth < MOST_DIVISIONS and self._may_divide:
             works = [self._work_s(side) for side in sides]
             for one, two in where.divisions():
                 first = share_of(works, one.count / where.count)
@@ -332,8 +376,9 @@ class _Mapping:
         return best_of(options)
 
     @property
-    def _effort(self) -> int:
-        return self.parts.evaluated * (EFFORT_BEFORE_DEVICES + len(self.mapper.machine.devices))
+    def _may_divide(self) -> bool:
+        effort = self.parts.evaluated * (EFFORT_BEFORE_DEVICES + len(self.mapper.machine.devices))
+        return effort < MOST_EFFORT and not self.mapper.is_late()
 
     def _alone(self, a: End, b: End, side: tuple[int, ...], where: Range, depth: int) -> Table:
         """A side without what its ends tell each other directly."""

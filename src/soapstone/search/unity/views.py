@@ -5,6 +5,9 @@ Here it is the `devices` of a Placement, and these are looked at on a range of d
 
     1-D   the shards side by side, or one on each node
     2-D   one dim over the nodes and the other over the devices of a node, either way round
+    3-D   nodes in groups: samples over the groups and over the devices of a node, another dim over the nodes
+          of a group; or samples over the nodes and two dims over the devices of a node, as in the paper's
+          Figure 7d (model parallel on one socket, reduction between sockets, samples between nodes)
     copies  of what is not split on every device, or of what is split within a node on every node, for blocks
             without samples: they are computed from weights alone, and every device may do that for itself
 
@@ -19,10 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import gcd
 
 from soapstone.graph import Graph
 from soapstone.machine import Machine
+from soapstone.ops import Kind
 from soapstone.strategy.blocks import Block
 from soapstone.strategy.placement import Placement, placed
 
@@ -31,7 +36,7 @@ FEW = 8
 the devices of a node, one on each node, and all."""
 
 MOST_DIMS = 2
-"""[choice] The most dims of one block that are split."""
+"""[choice] The most dims of one block that are split, but for samples over the nodes beside two others."""
 
 
 @dataclass(frozen=True, order=True)
@@ -57,6 +62,17 @@ class Range:
         """The devices in another order: the first of every node, then the second of every node, ..."""
         return tuple(
             self.first + n * self.per_node + i for i in range(self.per_node) for n in range(self.nodes)
+        )
+
+    def across_groups(self, together: int) -> tuple[int, ...]:
+        """The devices with `together` nodes to a group, in the order (group, device of a node, node of the
+        group): what is next to each other is on different nodes."""
+        groups = self.nodes // together
+        return tuple(
+            self.first + (g * together + n) * self.per_node + i
+            for g in range(groups)
+            for i in range(self.per_node)
+            for n in range(together)
         )
 
     def divisions(self) -> Iterator[tuple[Range, Range]]:
@@ -93,13 +109,27 @@ def register_view(name: str, view: View) -> None:
     VIEWS[name] = view
 
 
-def candidates(graph: Graph, block: Block, where: Range, *, richness: int = 1) -> tuple[Placement, ...]:
-    """The placements of a block that are looked at on a range, as far as its leader allows them.
+def candidates(
+    graph: Graph,
+    block: Block,
+    where: Range,
+    *,
+    richness: int = 1,
+    without: frozenset[Kind] = frozenset(),
+) -> tuple[Placement, ...]:
+    """The placements of a block that are looked at on a range, as far as its leader allows them; dims of the
+    kinds in `without` are left whole, but for samples.
 
     On many devices, richness 2 has samples beside another dim in any number of parts that lies within two
-    nodes; richness 1 within one, or over the nodes; richness 0 leaves out what is one shard on each node.
+    nodes, or over any group of nodes; richness 1 within one node, or over the nodes, or over groups of about
+    the root of their number; richness 0 leaves out what is one shard on each node.
     """
-    found = dict.fromkeys(_split(graph, block, where, richness))
+    kinds, sample = graph.kinds(block.leader), graph.sample_dims.get(block.name)
+    found = {
+        placement: None
+        for placement in _split(graph, block, where, richness)
+        if all(dim == sample or kinds.get(dim) not in without for dim, _ in placement.degrees)
+    }
     if block.name not in graph.sample_dims and where.count > 1:
         found |= dict.fromkeys(_copied(graph, block, where))
     return tuple(found)
@@ -111,18 +141,25 @@ def _split(graph: Graph, block: Block, where: Range, richness: int) -> Iterator[
     for parts in _shard_counts(where, richness):
         for degrees in signature.legal_degrees(parts):
             split = {dim: degree for dim, degree in degrees.items() if degree > 1}
+            is_on_nodes = where.nodes > 1 and sample in split and parts == where.count
             if len(split) > MOST_DIMS:
+                if is_on_nodes and richness > 1 and len(split) == 3:
+                    yield from _in_three(split, sample, where)
                 continue
             if len(split) == MOST_DIMS and where.count > FEW:
-                if where.nodes > 1 and sample in split and parts == where.count:
+                if is_on_nodes:
                     yield from _nested(split, sample, where, richness)
                 continue
             yield placed(split, where.devices[:parts])
             if parts == where.count > 1:
-                orders = (tuple(view(where)) for view in VIEWS.values())
-                yield from (placed(split, order) for order in orders if _is_order(order, where))
+                yield from _registered(split, where)
             if where.nodes > 1 and parts == where.nodes:
                 yield placed(split, where.devices[:: where.per_node])
+
+
+def _registered(split: Mapping[str, int], where: Range) -> Iterator[Placement]:
+    orders = (tuple(view(where)) for view in VIEWS.values())
+    yield from (placed(split, order) for order in orders if _is_order(order, where))
 
 
 def _is_order(devices: tuple[int, ...], where: Range) -> bool:
@@ -147,6 +184,37 @@ def _nested(split: Mapping[str, int], sample: str, where: Range, richness: int) 
     elif within == where.per_node or (richness > 1 and within <= 2 * where.per_node):
         groups = Range(where.first, where.count, within)
         yield placed(split, where.devices if is_sample_first else groups.across)
+    if within in _together(where, richness):
+        order = where.across_groups(within)
+        yield placed(split, order if is_sample_first else _turned(order, within))
+    yield from _registered(split, where)
+
+
+def _together(where: Range, richness: int) -> tuple[int, ...]:
+    """How many nodes may be a group: every divisor, or the one next to the root, or none."""
+    every = tuple(n for n in range(2, where.nodes) if where.nodes % n == 0)
+    if richness > 1:
+        return every
+    return tuple(sorted(every, key=lambda n: abs(n * n - where.nodes))[:richness])
+
+
+def _turned(devices: Sequence[int], inner: int) -> tuple[int, ...]:
+    """Devices whose numbers are (outer, inner), in the order (inner, outer)."""
+    return tuple(device for i in range(inner) for device in devices[i::inner])
+
+
+def _in_three(split: Mapping[str, int], sample: str, where: Range) -> Iterator[Placement]:
+    """Samples over the nodes, two other dims over the devices of each; the later of the two on neighbours."""
+    if split[sample] != where.nodes:
+        return
+    sizes = list(split.values())
+    at = list(split).index(sample)
+    others = [size for i, size in enumerate(sizes) if i != at]
+    devices = []
+    for index in product(*map(range, sizes)):
+        x, y = (n for i, n in enumerate(index) if i != at)
+        devices.append(where.first + index[at] * where.per_node + x * others[1] + y)
+    yield placed(split, devices)
 
 
 def _copied(graph: Graph, block: Block, where: Range) -> Iterator[Placement]:
