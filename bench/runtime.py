@@ -42,6 +42,7 @@ from soapstone.frontends.zoo import ZOO
 from soapstone.graph import Graph
 from soapstone.machine import Machine, preset
 from soapstone.machine.cores import usable_cores
+from soapstone.machine.heap import keep_freed_memory
 from soapstone.plans import Plan, read_plan, simulation
 from soapstone.runtime.slices import check_slices, sliced
 from soapstone.runtime.wire import Wire
@@ -266,6 +267,7 @@ def joined(rank: int, ranks: int, port: int, device: str) -> torch.device:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
     torch.set_num_threads(max(1, usable_cores() // ranks))
     dist.init_process_group("gloo")
+    keep_freed_memory()  # as ranks of Soapstone do; PyTorch's have it too then
     return torch.device(device)
 
 

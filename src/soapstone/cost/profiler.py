@@ -11,7 +11,6 @@ the system lets another process run.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import platform
 import re
@@ -28,6 +27,7 @@ from soapstone.cost.watch import Watch
 from soapstone.cost.work import Work
 from soapstone.errors import CostError, SoapstoneError
 from soapstone.machine.device import KINDS
+from soapstone.machine.heap import keep_freed_memory
 from soapstone.ops.box import shape_of
 from soapstone.ops.definitions.dtypes import torch_dtype
 from soapstone.ops.op import Shard
@@ -124,10 +124,7 @@ def prepare(device: Device) -> None:
     if device.is_cuda:
         return
     torch.set_num_threads(int(device.software["threads"]))
-    with contextlib.suppress(OSError, AttributeError):  # glibc alone has it; see runtime.workers.ALLOCATOR
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
-        mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+    keep_freed_memory()
 
 
 _FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, SoapstoneError, TypeError, ValueError)

@@ -52,6 +52,7 @@ class Executor:
         self._loss: Pending | None = None
         self._sums: list[tuple[SumGradients, Pending | Together]] = []
         self._postings: list[Posting] = []
+        self._buckets: dict[int, Tensor] = {}
         self._sums_gradients = True
         self._cursor = 0
         self._region_end = 0
@@ -230,8 +231,19 @@ class Executor:
         held = self.program.held
         with torch.no_grad():
             found = [held.holding(p.weight, p.box).gradient(p.box).reshape(-1) for p in action.pieces]
-            flat = found[0] if len(found) == 1 else torch.cat(found)  # one alone is overwritten in place
+            flat = found[0] if len(found) == 1 else self._bucket(action, found)  # one alone is overwritten
         self._give(action, flat)
+
+    def _bucket(self, action: SumGradients, found: Sequence[Tensor]) -> Tensor:
+        """Gradients one after the other. On a CPU their place is kept from step to step: new memory costs a
+        page fault for every 4 KiB."""
+        kept = self._buckets.get(id(action))
+        if kept is not None:
+            return torch.cat(list(found), out=kept)
+        flat = torch.cat(list(found))
+        if flat.device.type == "cpu":
+            self._buckets[id(action)] = flat  # the program keeps the action
+        return flat
 
     def _give(self, action: SumGradients | ReportLoss, tensor: Tensor) -> None:
         """Have a tensor added up, now or, while the pass is recorded, in every replay."""

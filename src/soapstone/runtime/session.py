@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from soapstone.errors import TrainingError
+from soapstone.machine.heap import keep_freed_memory
 from soapstone.runtime.wire import TIMEOUT_S, Wire
 
 DEVICES = ("cpu", "cuda")
@@ -29,6 +30,8 @@ def joined(device: str = "cpu", timeout_s: float = TIMEOUT_S) -> Wire:
     if device == "cuda" and not torch.cuda.is_available():
         raise TrainingError("torch finds no GPU here: use --device cpu")
     place = _place(device)
+    if device == "cpu" and "RANK" in os.environ:
+        keep_freed_memory()
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         own_gpu = (
             device == "cuda" and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()

@@ -25,10 +25,6 @@ GRACE_S = 12.0
 
 POLL_S = 0.05
 
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
-"""Large buffers stay with the process from step to step, instead of being mapped anew each time: without
-it a convolution meets thousands of page faults."""
-
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """[choice] Threads that have nothing to compute leave their core to those that carry messages."""
 
@@ -63,7 +59,7 @@ def _started(arguments: Sequence[str], environment: Mapping[str, str], said: IO[
 def _environment(count: int) -> dict[str, str]:
     """What torch.distributed and the ranks' libraries are told; what the user has set stays."""
     threads = max(1, usable_cores() // count)
-    chosen = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR", **ALLOCATOR, **WAITING}
+    chosen = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR", **WAITING}
     return {
         **{name: value for name, value in chosen.items() if name not in os.environ},
         "WORLD_SIZE": str(count),
