@@ -154,5 +154,7 @@ def test_a_model_that_cannot_be_a_pipeline_is_planned_without() -> None:
     assert "pipeline" not in applicable_to(graph, MACHINE)
     found = find(graph, MACHINE, AnalyticCosts(), Options(budget=Budget(0.3, None), threads=1))
     assert found.strategy.pipeline is None
-    with pytest.raises(SearchError, match="no pipeline of any number of stages for 8 samples on 2 devices: block"):
+    with pytest.raises(
+        SearchError, match="no pipeline of any number of stages for 8 samples on 2 devices: block"
+    ):
         find(graph, MACHINE, AnalyticCosts(), replace(QUICK, search="pipeline"))

@@ -179,7 +179,11 @@ def test_reasons_are_sentences_with_numbers() -> None:
         "of 1.00.",
     )
     # The same from the other side: what makes it slower comes first, and what does not after a "But".
-    assert [sentence[:11] for sentence in reasons(other, own)] == ["It moves 6 ", "A device wa", "But it comp"]
+    assert [sentence[:11] for sentence in reasons(other, own)] == [
+        "It moves 6 ",
+        "A device wa",
+        "But it comp",
+    ]
     lone = Figures(0.400, 2**10, 0, (0.35, 0.05))
     copied = Figures(0.500, 0, 0, (0.5, 0.5))
     assert [sentence[:9] for sentence in reasons(lone, copied)] == ["It comput", "But it mo", "But a dev"]

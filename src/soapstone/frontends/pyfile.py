@@ -108,9 +108,7 @@ def _function(module: ModuleType, path: Path, name: str) -> Callable[..., Any]:
     return found
 
 
-def _arguments(
-    function: Callable[..., Any], what: str, batch: int | None, insist: bool
-) -> dict[str, Any]:
+def _arguments(function: Callable[..., Any], what: str, batch: int | None, insist: bool) -> dict[str, Any]:
     """What to call the function with: `batch` as asked for, or as its default says."""
     try:
         parameters = dict(inspect.signature(function).parameters)

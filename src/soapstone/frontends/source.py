@@ -67,8 +67,8 @@ def _about_loss(graph: Graph) -> Iterator[str]:
     """What stands in the way of training."""
     if graph.loss is None and len(graph.outputs) > 1 and not any(graph.value(n).shape for n in graph.outputs):
         yield (
-            f"the model returns {len(graph.outputs)} numbers and not one loss, so it cannot be trained: let it "
-            "return their sum"
+            f"the model returns {len(graph.outputs)} numbers and not one loss, so it cannot be trained: "
+            "let it return their sum"
         )
     elif graph.loss is None:
         yield "the model returns no loss, so it cannot be trained: let it return one, or add one with --loss"
@@ -228,9 +228,7 @@ def _from_huggingface(
     return Source(name, wrapped, tensors, INNER, built.notes)
 
 
-def _from_file(
-    path: Path, function: str, batch: int | None, loss: str | Loss | None, insist: bool
-) -> Source:
+def _from_file(path: Path, function: str, batch: int | None, loss: str | Loss | None, insist: bool) -> Source:
     made = pyfile.called(path, function, batch, insist)
     chosen = made.loss if loss is None else loss
     wrapped, tensors = with_loss(made.module, made.inputs, chosen, path.stem, made.names)

@@ -82,8 +82,8 @@ def figures(tasks: FlatTasks, device_count: int) -> Figures:
 
 
 def reasons(own: Figures, other: Figures) -> tuple[str, ...]:
-    """What is different from another strategy, in sentences with numbers: traffic, waiting, compute. First what
-    accounts for the difference in time, then what speaks against it, after a "But"."""
+    """What is different from another strategy, in sentences with numbers: traffic, waiting, compute. First
+    what accounts for the difference in time, then what speaks against it, after a "But"."""
     sign = 1 if own.makespan_s <= other.makespan_s else -1
     told = (
         (_traffic(own, other), own.moved_bytes, other.moved_bytes),
