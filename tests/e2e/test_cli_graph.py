@@ -12,6 +12,7 @@ from textwrap import dedent
 import pytest
 
 from soapstone.cli.main import main
+from soapstone.frontends.source import load
 from soapstone.graph import Graph, Role, from_document, parsed
 
 Output = pytest.CaptureFixture[str]
@@ -406,6 +407,12 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+def test_two_losses_are_to_be_summed(write: Write, capsys: Output) -> None:
+    path = write(MODEL.replace("self.fc(image)\n", "self.fc(image).mean(), image.mean()\n"))
+    assert main(["graph", f"{path}:make"]) == 0
+    assert "the model returns 2 numbers and not one loss" in capsys.readouterr().err
+
+
 def test_refused_paths(write: Write, capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write(MODEL)
     write(MODEL, "mine.txt")
@@ -422,6 +429,8 @@ def test_refused_paths(write: Write, capsys: Output, monkeypatch: pytest.MonkeyP
     assert "takes no argument 'batch': give it one, or leave out --batch" in refused(
         capsys, "mine.py:make", "--batch", "4"
     )
+    assert len(load("mine.py:make", batch=8, insist=False).inputs[0]) == 8  # as `train` asks for a plan's
+    assert "lenet:tiny is the small variant and takes no number" in refused(capsys, "lenet:tiny=3")
     assert "--tiny is for models of the zoo" in refused(capsys, "mine.py:make", "--tiny")
     assert "there is no loss 'mes'" in refused(capsys, "mine.py:make", "--loss", "mes")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -139,6 +140,12 @@ def test_plans_that_cannot_be_compared_are_refused() -> None:
     one = plan_of(data_parallel(network(), MACHINE))
     with pytest.raises(PlanError, match="64 samples, 'net' with 4 nodes and 32 samples"):
         difference(one, plan_of(data_parallel(network(32), MACHINE)))
+    other = replace(
+        plan_of(data_parallel(replace(network(), name="again"), MACHINE)),
+        search={"rewrites": ["fold", "fold"]},
+    )
+    with pytest.raises(PlanError, match=r"rewrote the graph of a plan \(the second by fold\)"):
+        difference(one, other)
     smaller = preset("p100:1x2")
     with pytest.raises(PlanError, match="4 devices"):
         difference(one, plan_of(data_parallel(network(), smaller), smaller))

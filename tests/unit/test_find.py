@@ -139,3 +139,22 @@ def test_a_model_without_weights_is_refused() -> None:
     (y,) = build.add("relu", [build.input("x", (4, 4))], name="y")
     with pytest.raises(SearchError, match="model 'still' has nothing to split"):
         find(build.graph(outputs=(y,)), MACHINE, AnalyticCosts(), Options())
+
+
+def test_a_model_that_cannot_be_a_pipeline_is_planned_without() -> None:
+    """Its samples divide, but lie within its rows, as those of an attention that flattens time by sample."""
+    build = GraphBuilder("net")
+    x = build.input("x", (8, 6, 4))
+    (x,) = build.add("permute", [x], {"dims": (1, 0, 2)})
+    (x,) = build.add("linear", [x, build.weight("w0", (4, 4)), None], name="fc0")
+    (x,) = build.add("reshape", [x], {"shape": (48, 4)})
+    (x,) = build.add("linear", [x, build.weight("w1", (4, 4)), None], name="fc1")
+    (loss,) = build.add("sum", [x], {"dim": (0, 1)}, name="loss")
+    graph = build.graph(loss=loss)
+    assert "pipeline" not in applicable_to(graph, MACHINE)
+    found = find(graph, MACHINE, AnalyticCosts(), Options(budget=Budget(0.3, None), threads=1))
+    assert found.strategy.pipeline is None
+    with pytest.raises(
+        SearchError, match="no pipeline of any number of stages for 8 samples on 2 devices: block"
+    ):
+        find(graph, MACHINE, AnalyticCosts(), replace(QUICK, search="pipeline"))

@@ -175,8 +175,17 @@ def test_reasons_are_sentences_with_numbers() -> None:
         "It moves 3 GiB instead of 6 GiB (2 times less): gradient sums 1 GiB instead of 6 GiB, "
         "activations 2 GiB instead of 0 B.",
         "A device waits 20 ms (20% of the time) on average instead of 200 ms (80% of the time).",
-        "It computes 80 ms on average instead of 50 ms; the busiest device 1.12 times the mean instead "
+        "But it computes 80 ms on average instead of 50 ms; the busiest device 1.12 times the mean instead "
         "of 1.00.",
     )
+    # The same from the other side: what makes it slower comes first, and what does not after a "But".
+    assert [sentence[:11] for sentence in reasons(other, own)] == [
+        "It moves 6 ",
+        "A device wa",
+        "But it comp",
+    ]
+    lone = Figures(0.400, 2**10, 0, (0.35, 0.05))
+    copied = Figures(0.500, 0, 0, (0.5, 0.5))
+    assert [sentence[:9] for sentence in reasons(lone, copied)] == ["It comput", "But it mo", "But a dev"]
     still = Figures(0.0, 0, 0, (0.0, 0.0))
     assert reasons(still, still)[0] == "It moves 0 B in both."

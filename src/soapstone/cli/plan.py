@@ -240,6 +240,8 @@ def _compared(found: _Found, name: str) -> str:
         takes = f"{takes}, but more memory than there is"
     if is_alike(found.figures.makespan_s, rival.makespan_s):
         return f"as fast as {what} ({takes})"
+    if found.speedup(name) < 1:
+        return f"{1 / found.speedup(name):.3g} times as slow as {what} ({takes})"
     return f"{found.speedup(name):.3g} times as fast as {what} ({takes})"
 
 

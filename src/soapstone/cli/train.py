@@ -291,7 +291,8 @@ def _prepared(request: _Request, plan: Plan, wire: Wire) -> tuple[Trainer, Itera
     from soapstone.runtime.session import seeded
 
     with seeded(request.seed):
-        source = load(plan.model, batch=plan.graph.sample_count, weights=True)
+        # A function that takes no batch has made the plan's; whether it still does, `parallelize` checks.
+        source = load(plan.model, batch=plan.graph.sample_count, weights=True, insist=False)
     trainer = parallelize(
         source.module,
         plan,

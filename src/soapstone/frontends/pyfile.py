@@ -39,12 +39,12 @@ class Made:
     batch: int | None
 
 
-def called(path: Path, function: str, batch: int | None) -> Made:
-    """What the function returns, checked."""
+def called(path: Path, function: str, batch: int | None, insist: bool = True) -> Made:
+    """What the function returns, checked. `insist` refuses one that takes no batch, where one is given."""
     with _importing_from(path.parent):
         found = _function(_loaded(path), path, function)
         what = f"{path}:{function}"
-        arguments = _arguments(found, what, batch)
+        arguments = _arguments(found, what, batch, insist)
         try:
             returned = found(**arguments)
         except (Exception, SystemExit) as error:
@@ -108,7 +108,7 @@ def _function(module: ModuleType, path: Path, name: str) -> Callable[..., Any]:
     return found
 
 
-def _arguments(function: Callable[..., Any], what: str, batch: int | None) -> dict[str, Any]:
+def _arguments(function: Callable[..., Any], what: str, batch: int | None, insist: bool) -> dict[str, Any]:
     """What to call the function with: `batch` as asked for, or as its default says."""
     try:
         parameters = dict(inspect.signature(function).parameters)
@@ -122,7 +122,7 @@ def _arguments(function: Callable[..., Any], what: str, batch: int | None) -> di
             f"{what} needs an argument '{first}', which it is not given: let it have a default"
         )
     if "batch" not in parameters:
-        if batch is not None:
+        if batch is not None and insist:
             raise CaptureError(f"{what} takes no argument 'batch': give it one, or leave out --batch")
         return {}
     default = parameters["batch"].default

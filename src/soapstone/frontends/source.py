@@ -65,7 +65,12 @@ class Source:
 
 def _about_loss(graph: Graph) -> Iterator[str]:
     """What stands in the way of training."""
-    if graph.loss is None:
+    if graph.loss is None and len(graph.outputs) > 1 and not any(graph.value(n).shape for n in graph.outputs):
+        yield (
+            f"the model returns {len(graph.outputs)} numbers and not one loss, so it cannot be trained: "
+            "let it return their sum"
+        )
+    elif graph.loss is None:
         yield "the model returns no loss, so it cannot be trained: let it return one, or add one with --loss"
     elif graph.loss not in graph.differentiable:
         yield "the loss depends on no weight, so there is nothing to train"
@@ -130,12 +135,14 @@ def load(
     loss: str | Loss | None = None,
     length: int | None = None,
     weights: bool = False,
+    insist: bool = True,
 ) -> Source:
     """The model that MODEL names; what is given here goes before what MODEL says.
 
     `batch` is the number of samples of a whole step (default: the model's own per device times
     `devices`). Without `weights` the zoo's and Hugging Face's models are built without memory, on
-    the meta device: enough for planning.
+    the meta device: enough for planning. `insist` refuses a function of a file that takes no batch, where
+    one is given; else the function decides.
     """
     if batch is not None and not 1 <= batch <= _MOST_SAMPLES:
         raise CaptureError(f"a batch has at least one sample and at most {_MOST_SAMPLES:,}, not {batch}")
@@ -148,7 +155,7 @@ def load(
             return _from_huggingface(path, batch or 8 * devices, _length(given, model), loss, weights)
         file, _, function = path.rpartition(":")
         if file:
-            return _from_file(Path(file), function, batch, loss)
+            return _from_file(Path(file), function, batch, loss, insist)
     if model.endswith(".py"):
         raise CaptureError(f"'{model}' names a file but no function in it: write {model}:function")
     name, _, options = model.partition(":")
@@ -193,7 +200,9 @@ def _from_zoo(
     model = zoo_model(name)
     if loss is not None:
         raise CaptureError(_OWN_LOSS.format(name))
-    small = bool(options.pop("tiny", False))
+    small = options.pop("tiny", False)
+    if not isinstance(small, bool):
+        raise CaptureError(f"{name}:tiny is the small variant and takes no number: leave out '={small}'")
     count = batch or (4 if small else model.batch_per_device) * devices
     with torch.device("cpu" if weights else "meta"):
         try:
@@ -219,8 +228,8 @@ def _from_huggingface(
     return Source(name, wrapped, tensors, INNER, built.notes)
 
 
-def _from_file(path: Path, function: str, batch: int | None, loss: str | Loss | None) -> Source:
-    made = pyfile.called(path, function, batch)
+def _from_file(path: Path, function: str, batch: int | None, loss: str | Loss | None, insist: bool) -> Source:
+    made = pyfile.called(path, function, batch, insist)
     chosen = made.loss if loss is None else loss
     wrapped, tensors = with_loss(made.module, made.inputs, chosen, path.stem, made.names)
     known = made.batch is not None and any(made.batch in tensor.shape for tensor in tensors)

@@ -73,7 +73,7 @@ class Cursor:
         name = self.text()
         if " " in name or len(name) > LONGEST_NAME:
             raise self.refused(
-                f"is {shown(name)}, but a name has no blanks and up to {LONGEST_NAME} characters; shorten it."
+                f"is {shown(name)}, but a name has no blanks and up to {LONGEST_NAME} characters; change it."
             )
         return name
 

@@ -66,8 +66,29 @@ def difference(first: Plan, second: Plan) -> Difference:
     return Difference(machine, one.makespan_s, two.makespan_s, tuple(changes), same)
 
 
+def _rewrites(plan: Plan) -> list[str]:
+    """The rules by which the search rewrote a plan's graph, each once."""
+    found = (plan.search or {}).get("rewrites")
+    return sorted({str(name) for name in found}) if isinstance(found, list | tuple) else []
+
+
 def _check(first: Plan, second: Plan) -> None:
     if first.graph != second.graph:
+        is_rewritten = bool(_rewrites(first) or _rewrites(second))
+        if is_rewritten and (first.model, first.graph.sample_count) == (
+            second.model,
+            second.graph.sample_count,
+        ):
+            told = [
+                f"{which} by {', '.join(_rewrites(plan))}"
+                for which, plan in (("first", first), ("second", second))
+                if _rewrites(plan)
+            ]
+            raise PlanError(
+                f"the search rewrote the graph of a plan (the {' and the '.join(told)}), so that the layers "
+                "cannot be set beside each other: compare plans of `soapstone plan --search mcmc`, which "
+                "leaves graphs as they are."
+            )
         sizes = [
             f"'{plan.graph.name}' with {len(plan.graph.nodes)} nodes and {plan.graph.sample_count} samples"
             for plan in (first, second)

@@ -82,8 +82,23 @@ def figures(tasks: FlatTasks, device_count: int) -> Figures:
 
 
 def reasons(own: Figures, other: Figures) -> tuple[str, ...]:
-    """What is different from another strategy, in sentences with numbers: traffic, waiting, compute."""
-    return (_traffic(own, other), _waiting(own, other), _compute(own, other))
+    """What is different from another strategy, in sentences with numbers: traffic, waiting, compute. First
+    what accounts for the difference in time, then what speaks against it, after a "But"."""
+    sign = 1 if own.makespan_s <= other.makespan_s else -1
+    told = (
+        (_traffic(own, other), own.moved_bytes, other.moved_bytes),
+        (_waiting(own, other), own.waiting_s, other.waiting_s),
+        (_compute(own, other), own.mean_busy_s, other.mean_busy_s),
+    )
+    against = [not is_alike(a, b) and sign * (a - b) > 0 for _, a, b in told]
+    return (
+        *(sentence for (sentence, _, _), is_against in zip(told, against, strict=True) if not is_against),
+        *(
+            f"But {sentence[0].lower()}{sentence[1:]}"
+            for (sentence, _, _), is_against in zip(told, against, strict=True)
+            if is_against
+        ),
+    )
 
 
 def _traffic(own: Figures, other: Figures) -> str:

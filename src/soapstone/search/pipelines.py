@@ -75,7 +75,7 @@ def pipeline_search(  # noqa: PLR0913, a search has a parameter for each of its 
     )
     ranked = cutter.ranked(possible, lambda: search.is_past(RANKING_SHARE))
     if not ranked:
-        raise SearchError(_objection(graph, machine, own))
+        raise SearchError(_objection(cutter, own))
     stop = StopReason.BUDGET
     try:
         search.try_shapes([shape for _, shape in ranked])
@@ -87,12 +87,13 @@ def pipeline_search(  # noqa: PLR0913, a search has a parameter for each of its 
     return search.report(stop)
 
 
-def _objection(graph: Graph, machine: Machine, wanted: Wanted) -> str:
-    stages = "some" if wanted.stages is None else wanted.stages
+def _objection(cutter: Cutter, wanted: Wanted) -> str:
+    stages = "any number of" if wanted.stages is None else wanted.stages
     parts = "" if wanted.micro_batches is None else f" with {wanted.micro_batches} micro-batches"
+    why = cutter.refusal or "stages divide the devices, micro-batches the samples of each"
     return (
-        f"there is no pipeline of {stages} stages{parts} for {graph.sample_count or 0} samples on "
-        f"{len(machine.devices)} devices: stages divide the devices, micro-batches the samples of each"
+        f"there is no pipeline of {stages} stages{parts} for {cutter.graph.sample_count or 0} samples on "
+        f"{len(cutter.machine.devices)} devices: {why}"
     )
 
 

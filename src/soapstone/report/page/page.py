@@ -174,7 +174,9 @@ def _difference(own: Figures, reference: Figures | None) -> str:
         speed = f"It is {own.makespan_s / reference.makespan_s:.3g} times slower than data parallelism"
     return (
         f"{speed}: a device waits {waits} on average instead of "
-        f"{SECONDS.short_text(max(reference.waiting_s, 0.0))}, and {moves} move over links instead of "
+        f"{SECONDS.short_text(max(reference.waiting_s, 0.0))}, the busiest computes "
+        f"{SECONDS.short_text(own.busiest_s)} instead of {SECONDS.short_text(reference.busiest_s)}, and "
+        f"{moves} move over links instead of "
         f"{BYTES.short_text(reference.moved_bytes)}."
     )
 

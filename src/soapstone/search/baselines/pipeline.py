@@ -62,9 +62,12 @@ def objection(graph: Graph, machine: Machine) -> str | None:
         return "it needs at least two devices"
     if graph.sample_count is None:
         return "it has no samples to make micro-batches of"
-    if not list(shapes(graph, machine)):
+    possible = list(shapes(graph, machine))
+    if not possible:
         return f"{graph.sample_count} samples cannot be cut into micro-batches for its stages"
-    return None
+    # Samples may divide, and yet a block of the model cannot be cut along them. What it costs is not asked.
+    cutter = Cutter(graph, machine, AnalyticCosts())
+    return None if any(map(cutter.is_possible, possible)) else str(cutter.refusal)
 
 
 def shapes(
@@ -126,6 +129,8 @@ class Cutter:
         self._seconds: dict[Hashable, float] = {}
         self._within: dict[tuple[int, int], Strategy] = {}
         self._schedules: dict[int, Schedule] = {}
+        self.refusal: StrategyError | None = None
+        """Why the last shape that turned out not to be possible is not."""
 
     @cached_property
     def scorer(self) -> Scorer:
@@ -142,10 +147,22 @@ class Cutter:
                 break
             try:
                 _, slowest_s = self.cuts(shape)
-            except StrategyError:
+            except StrategyError as error:
+                self.refusal = error
                 continue
             estimates.append(((shape.micro_batches + shape.stages - 1) * slowest_s, shape))
         return sorted(estimates, key=lambda pair: (pair[0], pair[1].stages, pair[1].group))
+
+    def is_possible(self, shape: Shape) -> bool:
+        """Whether every block can be cut into the micro-batches of a shape, and these within its stages."""
+        within = self.within(len(self.machine.devices) // shape.stages, shape.group).placements
+        try:
+            for block in self.blocks:
+                self._compute_s(block, within[block.name], shape.micro_batches)
+        except StrategyError as error:
+            self.refusal = error
+            return False
+        return True
 
     def fastest(self, strategies: Sequence[Strategy]) -> Strategy | None:
         """The fastest of some strategies; one that seems to fit in memory before any that does not."""
