@@ -41,8 +41,9 @@ from soapstone.validation.validating import Wanted, validated
 
 NODES, PER_NODE = 2, 2
 RANKS = NODES * PER_NODE
-MODEL = "mlp:features=1024,hidden=1024,layers=4"
-BATCH = 256
+MODEL = "mlp:features=384,hidden=384,layers=8"
+BATCH = 5120
+"""[choice] Sizes at which the better of data parallelism and one device depends on the link."""
 SUBNET = "10.213.7"
 BURST = "128kb"
 
