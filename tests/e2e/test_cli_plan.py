@@ -143,6 +143,7 @@ def test_the_papers_search_is_another(soapstone: Soapstone) -> None:
     [
         (StopReason.OPTIMAL, 1.0, "  It is proved that nothing faster exists."),
         (StopReason.BUDGET, 0.8, "  It is at most 25.0% above the optimum (lower bound "),
+        (StopReason.BUDGET, 0.2, "  It is at most 5.0 times the optimum (lower bound "),
     ],
 )
 def test_another_search_joins_by_one_entry_and_its_proof_is_told(

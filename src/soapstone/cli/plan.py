@@ -323,7 +323,8 @@ def _print_search(screen: Console, found: _Found) -> None:
         screen.print(_indented("It is proved that nothing faster exists."))
     elif report.gap is not None and report.lower_bound_s is not None:
         bound = SECONDS.short_text(report.lower_bound_s)
-        screen.print(_indented(f"It is at most {report.gap:.1%} above the optimum (lower bound {bound})."))
+        more = f"{report.gap:.1%} above" if report.gap < 1 else f"{report.gap + 1:.1f} times"
+        screen.print(_indented(f"It is at most {more} the optimum (lower bound {bound})."))
     if report.starts:
         screen.print(_starts_table(report.starts))
 

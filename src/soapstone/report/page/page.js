@@ -810,7 +810,8 @@
   function gapText(found) {
     if (found.is_optimal) return "It is proved that nothing faster exists.";
     if (found.gap === null) return "How far from the optimum this is, is not known.";
-    return `It is at most ${percent(found.gap)} above the optimum: nothing takes less than ${seconds(found.lower_bound_s)}.`;
+    const more = found.gap < 1 ? `${percent(found.gap)} above` : `${(found.gap + 1).toFixed(1)} times`;
+    return `It is at most ${more} the optimum: nothing takes less than ${seconds(found.lower_bound_s)}.`;
   }
 
   function curvePicture(found, axis, name, text) {
