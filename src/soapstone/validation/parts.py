@@ -27,11 +27,13 @@ from soapstone.cost.work import Work
 from soapstone.machine import DeviceKind, Machine
 from soapstone.plans import Plan
 from soapstone.runtime.as_run import as_run
+from soapstone.runtime.collectives import USED
 from soapstone.sim.memory import STATES_PER_WEIGHT, peak_memory
 from soapstone.sim.reference import simulate
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
-from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Task, TaskGraph, TaskKind
+from soapstone.tasks.exchange import Pattern
+from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Task, TaskGraph
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import crowded
 
@@ -42,9 +44,6 @@ WAKING_ROUNDS = 2
 
 SHORTEST_WAIT_S = 1e-7
 """[choice] A device that has nothing to do for longer than this falls asleep."""
-
-SENT_ONE_BY_ONE = frozenset({TaskKind.ALL_GATHER, TaskKind.REDUCE_SCATTER})
-"""Collectives that gloo's ranks do by messages to each other (`runtime.collectives`)."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class Parts:
         return native.simulate(self.awake(found), *self.flat)[2]
 
     def _waited(self, start_s: Floats, end_s: Floats) -> Floats:
-        """One for each task before which its device did nothing; updates follow at once."""
+        """One for each compute task before which its device did nothing."""
         resource = self.flat[0]
         number = np.flatnonzero(self.operators)
         number = number[np.lexsort((start_s[number], resource[number]))]
@@ -200,8 +199,9 @@ def _messages(tasks: TaskGraph, led: set[Any]) -> Floats:
     """For each compute task, the messages that it hands over or takes."""
 
     def count(task: Task) -> int:
-        is_many = task.kind in SENT_ONE_BY_ONE
-        return len(tasks.exchanges[task.key[:-2]].moves[task.key[-2]].devices) - 1 if is_many else 1
+        move = tasks.exchanges[task.key[:-2]].moves[task.key[-2]]
+        is_one = move.pattern is Pattern.TRANSFER or move.pattern in USED["gloo"]
+        return 1 if is_one else len(move.devices) - 1
 
     found = np.zeros(len(tasks.tasks))
     for number, (task, after) in enumerate(zip(tasks.tasks, tasks.after, strict=True)):
