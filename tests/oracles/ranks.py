@@ -21,15 +21,15 @@ TIMEOUT_S = 20.0
 
 
 class Ranks:
-    """Up to `size` processes that wait for cases."""
+    """Up to `size` processes that wait for cases; they are told whether they share a computer."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, shares: bool = True) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(size):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, there), daemon=True)
+            process = context.Process(target=_serve, args=(rank, there, shares), daemon=True)
             process.start()
             self.pipes.append(here)
             self.processes.append(process)
@@ -64,7 +64,7 @@ class Ranks:
         self.folder.cleanup()
 
 
-def _serve(rank: int, pipe: Connection) -> None:
+def _serve(rank: int, pipe: Connection, shares: bool) -> None:
     import torch
     import torch.distributed as dist
 
@@ -75,6 +75,8 @@ def _serve(rank: int, pipe: Connection) -> None:
         if order is None:
             return
         name, size, store, arguments = order
+        local = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size} if shares else {}
+        os.environ.update({name: str(number) for name, number in local.items()})
         try:
             dist.init_process_group(
                 "gloo",

@@ -3,7 +3,8 @@
 What torch.distributed asks of its users, and this module sees to: a tensor that is sent is contiguous,
 and it and its Work live until the send is done; a receive has room for exactly what comes; process
 groups are made by all ranks in the same order, and once (each costs milliseconds, threads and file
-descriptors). On GPUs that gloo serves, messages are staged in host memory (`staging`).
+descriptors). On GPUs that gloo serves, messages are staged in host memory (`staging`). CPU ranks of one
+computer leave messages and sums for each other in memory that they share (`mailbox`).
 
 A wait that fails, because a rank is gone or because nothing came in time, says what it was for; rank 0
 asks the others what they were waiting for and says it in one sentence.
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from soapstone.errors import TrainingError
+from soapstone.runtime.mailbox import Mailbox
 from soapstone.runtime.staging import Staging
 
 TIMEOUT_S = 300.0
@@ -124,7 +126,12 @@ class Wire:
     """What one rank says to the others. `device` is where its tensors live."""
 
     def __init__(
-        self, rank: int = 0, size: int = 1, device: torch.device | None = None, timeout_s: float = TIMEOUT_S
+        self,
+        rank: int = 0,
+        size: int = 1,
+        device: torch.device | None = None,
+        timeout_s: float = TIMEOUT_S,
+        mailbox: Mailbox | None = None,
     ) -> None:
         self.rank, self.size, self.timeout_s = rank, size, timeout_s
         self.device = device or torch.device("cpu")
@@ -133,7 +140,11 @@ class Wire:
         self.host = torch.device("cpu") if backend == "gloo" else self.device
         is_staged = self.device.type == "cuda" and self.host.type == "cpu" and size > 1
         self._staging = Staging(self.device) if is_staged else None
+        self.mailbox = mailbox
+        if mailbox is not None and len(mailbox.ranks) == size:
+            self.backend = "memory"
         self._groups: dict[tuple[int, ...], Any] = {}
+        self._channels: dict[tuple[int, ...], int] = {}
         self._lanes: dict[tuple[int, ...], list[Any]] = {}
         self._sent: list[Pending] = []
         self.waited_s = 0.0  # in all, since the start
@@ -177,7 +188,8 @@ class Wire:
     def prepare(self, groups: Iterable[Sequence[int]]) -> None:
         """Make the process groups that will be needed; every rank must ask for the same ones."""
         for ranks in sorted({tuple(sorted(group)) for group in groups}):
-            if ranks not in self._groups:
+            self._channels.setdefault(ranks, 1 + len(self._channels))
+            if ranks not in self._groups and self.backend != "memory":
                 what = f"the group of ranks {', '.join(map(str, ranks))}"
                 made = [
                     self._posted(what, dist.new_group, list(ranks), timeout=timedelta(seconds=self.timeout_s))
@@ -187,13 +199,20 @@ class Wire:
 
     def send(self, tensor: Tensor, peer: int, tag: int, what: str) -> None:
         """Send a tensor, which must not change until `settle`."""
+        if self.mailbox is not None and peer in self.mailbox.ranks:
+            self._posted(what, self.mailbox.send, tensor.detach(), peer, tag, self.timeout_s)
+            return
         staged, work = self._out(tensor, what, dist.isend, peer, tag=tag)
         self._sent.append(Pending(self, work, staged, f"rank {peer} to take '{what}'"))
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, peer: int, tag: int, what: str) -> Pending:
         """Receive a tensor."""
         buffer = self._room(shape, dtype)
-        work = self._posted(what, dist.irecv, buffer, peer, tag=tag)
+        work: Any
+        if self.mailbox is not None and peer in self.mailbox.ranks:
+            work = self.mailbox.receive(buffer, peer, tag, self.timeout_s)
+        else:
+            work = self._posted(what, dist.irecv, buffer, peer, tag=tag)
         return Pending(self, work, buffer, f"'{what}' from rank {peer}")
 
     def sum_up(
@@ -202,6 +221,8 @@ class Wire:
         """Add a tensor up over ranks; it is overwritten where it need not be staged. It is there already,
         or when an event comes."""
         told = f"the sum of '{what}' over ranks {', '.join(map(str, ranks))}"
+        if self.mailbox is not None and self.mailbox.ranks.issuperset(ranks):
+            return self._summed(tensor, ranks, self._channels[tuple(sorted(ranks))], what, told)
 
         def under_way(part: Tensor, group: Any) -> Pending:
             staged, work = self._out(part, what, dist.all_reduce, ready=ready, group=group, async_op=True)
@@ -214,6 +235,15 @@ class Wire:
         return Together(
             [under_way(part, lanes[i % len(lanes)]) for i, part in enumerate(parts)], tensor.shape
         )
+
+    def _summed(
+        self, tensor: Tensor, ranks: Sequence[int], channel: int, what: str, told: str
+    ) -> Pending:
+        """A sum over ranks of this computer."""
+        assert self.mailbox is not None
+        flat = tensor.detach().contiguous()
+        work = self._posted(what, self.mailbox.sum_up, flat, ranks, channel, self.timeout_s)
+        return Pending(self, work, flat, told)
 
     def gather_up(self, tensor: Tensor, ranks: Sequence[int], what: str) -> Pending:
         """Everyone's tensor of this shape, one after the other in the order of the ranks."""
@@ -251,8 +281,11 @@ class Wire:
         place in the order on each rank."""
         if self.size == 1:
             return Pending(self, None, tensor, what)
+        told = f"the sum of '{what}' over all ranks"
+        if self.backend == "memory":
+            return self._summed(tensor, range(self.size), 0, what, told)
         staged, work = self._out(tensor, what, dist.all_reduce, ready=ready, async_op=True)
-        return Pending(self, work, staged, f"the sum of '{what}' over all ranks")
+        return Pending(self, work, staged, told)
 
     def shared(
         self, tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype, owner: int, what: str
