@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,8 +36,11 @@ class Ranks:
         self.folder = tempfile.TemporaryDirectory()
         self.count = 0
 
-    def run(self, case: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
-        """What each of `size` ranks returns; the first exception of any is raised here."""
+    def run(
+        self, case: Callable[..., Any], size: int, *arguments: Any, leaving: Sequence[int] = ()
+    ) -> list[Any]:
+        """What each of `size` ranks returns but for those that leave; the first exception of any is raised
+        here."""
         self.count += 1
         store = str(Path(self.folder.name) / f"store{self.count}")
         name = f"{case.__module__}:{case.__name__}"
@@ -45,6 +48,8 @@ class Ranks:
             pipe.send((name, size, store, arguments))
         answers = []
         for rank, pipe in enumerate(self.pipes[:size]):
+            if rank in leaving:
+                continue
             if not pipe.poll(TIMEOUT_S * 2):
                 raise TimeoutError(f"rank {rank} gave no answer to {name}")
             answers.append(pipe.recv())
@@ -53,10 +58,11 @@ class Ranks:
                 raise AssertionError(f"rank {rank} failed:\n{failure}")
         return [result for result, _ in answers]
 
-    def close(self) -> None:
-        """End the processes."""
-        for pipe in self.pipes:
-            pipe.send(None)
+    def close(self, leaving: Sequence[int] = ()) -> None:
+        """End the processes; some have ended."""
+        for rank, pipe in enumerate(self.pipes):
+            if rank not in leaving:
+                pipe.send(None)
         for process in self.processes:
             process.join(10)
             if process.is_alive():

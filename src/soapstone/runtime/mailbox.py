@@ -102,9 +102,14 @@ class Mailbox:
         self._posted = dict.fromkeys(memories, 0)
         self._taken = dict.fromkeys(memories, 0)
         self._arrived: dict[tuple[int, int], deque[int]] = {}
-        self._summed: dict[tuple[int, ...], int] = {}
+        self._summed: dict[int, int] = {}
         self.sums: list[Sum] = []
         self._watch_s = WATCH_S if len(memories) <= usable_cores() else 0.0
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that blocks of this rank take."""
+        return self._end - self._own.blocks
 
     # -- messages -----------------------------------------------------------------------------------
 
@@ -117,10 +122,9 @@ class Mailbox:
         return Arrival(self, into, peer, tag, timeout_s)
 
     def sum_up(self, tensor: Tensor, ranks: Sequence[int], channel: int, timeout_s: float) -> Sum:
-        """Add a tensor up over ranks, in place, once it is waited for. All ranks ask for the sums of one
-        channel in the same order."""
-        key = (channel, *sorted(ranks))
-        number = self._summed[key] = self._summed.get(key, -1) + 1
+        """Add a tensor up over ranks, in place, once it is waited for. A channel is for the same ranks
+        always, which ask for its sums in the same order."""
+        number = self._summed[channel] = self._summed.get(channel, -1) + 1
         return Sum(self, tensor, sorted(ranks), _OF_SUMS | channel << 40 | number << 1, timeout_s)
 
     def leave(
