@@ -27,22 +27,39 @@ def payload(sender: int, number: int, count: int) -> torch.Tensor:
     return torch.arange(count, dtype=torch.float32) * (1 + sender) + number
 
 
+class Taken:
+    """A message that is copied when it is waited for."""
+
+    def __init__(self, box: Mailbox, into: torch.Tensor, peer: int, tag: int) -> None:
+        self.into, self.letter = into, box.receive(peer, tag, TIMEOUT_S)
+
+    def wait(self) -> None:
+        self.letter.wait()
+        self.into.copy_(self.letter.content(self.into.dtype, self.into.shape, self.into.numel()))
+        self.letter.give_back()
+
+
 def talking(rank: int, size: int, acts: Sequence[Any], seed: int, places: int, parts_bytes: int) -> Any:
     """Post everything in the order of all, then wait for it in an order of this rank's own; as often as
-    blocks are used again. `acts` are ("message", sender, receiver, tag, count) or ("sum", ranks, count)."""
+    blocks are used again. Every second sum is of a tensor that is kept in its block. `acts` are ("message", sender, receiver, tag, count) or ("sum", ranks, count)."""
     module.PLACES, module.IN_PARTS_BYTES = places, parts_bytes
     box = opened(rank)
     found = []
+    keeping: dict[int, torch.Tensor] = {}
     for again in range(3):
         pending = []
         for number, act in enumerate(acts):
             name = number + 100 * again
             if act[0] == "sum" and rank in act[1]:
                 own = payload(rank, name, act[2])
+                if number % 2 and act[2]:
+                    kept = keeping.setdefault(number, box.kept(act[2], own.dtype))
+                    box.wait_until_read(kept, TIMEOUT_S)
+                    own = kept.copy_(own)
                 pending.append((number, own, box.sum_up(own, act[1], GROUPS.index(act[1]), TIMEOUT_S)))
             elif act[0] == "message" and act[2] == rank:
                 into = torch.empty(act[4])
-                pending.append((number, into, box.receive(into, act[1], act[3], TIMEOUT_S)))
+                pending.append((number, into, Taken(box, into, act[1], act[3])))
             elif act[0] == "message" and act[1] == rank:
                 box.send(payload(rank, name, act[4]), act[2], act[3], TIMEOUT_S)
         sums = [each for each in pending if acts[each[0]][0] == "sum"]
@@ -63,9 +80,9 @@ def held(rank: int, size: int, count: int) -> int:
     for number in range(50):
         if rank == 0:
             box.send(payload(0, number, count), 1, 3, TIMEOUT_S)
-            box.receive(into, 1, 4, TIMEOUT_S).wait()
+            Taken(box, into, 1, 4).wait()
         else:
-            box.receive(into, 0, 3, TIMEOUT_S).wait()
+            Taken(box, into, 0, 3).wait()
             box.send(into, 0, 4, TIMEOUT_S)
     return box.held_bytes
 
@@ -78,14 +95,14 @@ def left_alone(rank: int, size: int, way: str) -> str:
         os._exit(1)
     own = torch.ones(2**16)
     if rank == 0:
-        box.receive(torch.empty(3), 1, 5, TIMEOUT_S).wait()  # what was left before is still there
+        box.receive(1, 5, TIMEOUT_S).wait()  # what was left before is still there
     try:
         if way == "message":
-            box.receive(own, 1, 7, TIMEOUT_S).wait()
+            box.receive(1, 7, TIMEOUT_S).wait()
         elif way == "sum":
             box.sum_up(own, range(size), 1, TIMEOUT_S).wait()
         else:
-            box.receive(own, 2 - rank, 7, 0.3).wait()
+            box.receive(2 - rank, 7, 0.3).wait()
     except RuntimeError as error:
         return str(error)
     return ""

@@ -29,7 +29,7 @@ MESSAGES = st.tuples(
 SUMS = st.tuples(st.just("sum"), st.sampled_from(GROUPS), COUNTS)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.lists(MESSAGES | SUMS, max_size=12),
     st.integers(0, 99),

@@ -3,19 +3,19 @@
 gloo carries a message between two processes of one computer over a socket: two copies into and out of the
 kernel, by threads that take the cores from those that compute. Here each rank has a piece of memory that all
 ranks of its computer map. A message is copied into a block of the sender's memory, whose place is entered in
-a ring for the receiver; the receiver copies it out when it needs it and gives the block free. Nothing happens
-in between: no thread but those that compute has a part in it.
+a ring for the receiver; the receiver reads it there when it needs it and gives the block back. Nothing
+happens in between: no thread but those that compute has a part in it.
 
-    the sender's memory:  bell | entered, for each rank | ring of places, for each rank | blocks
-    a block:              readers left | tag | the bytes
+    the sender's memory:  bell | entered, for each rank | ring of (place, tag), for each rank | blocks
+    a block:              readers left | the bytes
 
 `bell` is rung by whoever has entered something for its owner, and is what a rank sleeps on. The order of
 memory is that of `native.word_add` and `native.word_load`.
 
-A sum of a large tensor over more than two ranks is made in two rounds: each rank adds up its part of what all
-have given, then takes the others' parts. Ranks may come to wait for their sums in different orders, so a rank
-that waits for anything does its part of every sum that it can. All ranks get the same bits: parts are added
-in the order of the ranks.
+A large sum is made in two rounds: each rank adds up its part of what all have given, in its own block, where
+nobody else reads that part; then it takes the others' parts. Ranks may come to wait for their sums in
+different orders, so a rank that waits for anything does its part of every sum that it can. All ranks get the
+same bits: what they give is added in the order of the ranks.
 
 The memory has no name: it is a file descriptor that the others open through its owner's process, so nothing
 is left of it when the ranks end, however they do.
@@ -54,8 +54,12 @@ what falling asleep and waking up take."""
 LOOK_S = 0.1
 """[choice] How often a sleeping rank looks whether those it waits for still live."""
 
+SHORT_S = 1e-3
+"""[choice] How often it looks for its part of sums while it waits for a reader, who rings no bell."""
+
 IN_PARTS_BYTES = 2**16
-"""[choice] Sums of more than two ranks and more bytes than this are made in two rounds."""
+"""[choice] Sums of more bytes than this are made in two rounds, but for those of two ranks that have to be
+copied into a block."""
 
 _OF_SUMS = 1 << 62
 """Tags of sums have this bit, so that they are none of a message's."""
@@ -71,7 +75,7 @@ class Memory:
         self.address = self.bytes.data_ptr()
         self.bell = self.address
         self.rings = LINE * (1 + ranks)
-        self.blocks = -(-(self.rings + 8 * PLACES * ranks) // PAGE) * PAGE
+        self.blocks = -(-(self.rings + 16 * PLACES * ranks) // PAGE) * PAGE
         self.size_bytes = size_bytes
 
     def entered(self, rank: int) -> int:
@@ -79,13 +83,19 @@ class Memory:
         return self.address + LINE * (1 + rank)
 
     def place(self, rank: int, number: int) -> int:
-        """Where, in `words`, the place of a rank's message of this number is."""
-        return self.rings // 8 + PLACES * rank + number % PLACES
+        """Where, in `words`, the place of a rank's message of this number is; its tag comes after it."""
+        return self.rings // 8 + 2 * (PLACES * rank + number % PLACES)
 
     def content(self, block: int, dtype: torch.dtype, shape: Sequence[int], count: int) -> Tensor:
         """What a block holds, where it lies."""
         start, size_bytes = block + LINE, count * dtype.itemsize
         return self.bytes[start : start + size_bytes].view(dtype).view(tuple(shape))
+
+
+def _size_bytes(content_bytes: int) -> int:
+    """The bytes of a block with so much content."""
+    unit = LINE if content_bytes + LINE <= PAGE else PAGE
+    return -(-(content_bytes + LINE) // unit) * unit
 
 
 class Mailbox:
@@ -117,9 +127,9 @@ class Mailbox:
         """Leave a tensor for another rank."""
         self.leave(tensor, [peer], tag, timeout_s)
 
-    def receive(self, into: Tensor, peer: int, tag: int, timeout_s: float) -> Arrival:
-        """Take the next tensor that another rank leaves under a tag, once it is waited for."""
-        return Arrival(self, into, peer, tag, timeout_s)
+    def receive(self, peer: int, tag: int, timeout_s: float) -> Letter:
+        """The next tensor that another rank leaves under a tag, once it is waited for."""
+        return Letter(self, peer, tag, timeout_s)
 
     def sum_up(self, tensor: Tensor, ranks: Sequence[int], channel: int, timeout_s: float) -> Sum:
         """Add a tensor up over ranks, in place, once it is waited for. A channel is for the same ranks
@@ -142,12 +152,13 @@ class Mailbox:
     ) -> None:
         """Tell others of a block that is theirs to read."""
         own = self._own
-        own.words[block // 8 + 1] = tag
         native.word_add(own.address + block, len(peers) + keeps)
         for peer in peers:
             if self._posted[peer] >= PLACES:
                 self._wait_for_a_place(peer, timeout_s)
-            own.words[own.place(self._index[peer], self._posted[peer])] = block
+            place = own.place(self._index[peer], self._posted[peer])
+            own.words[place + 1] = tag
+            own.words[place] = block
             self._posted[peer] += 1
             native.word_add(own.entered(self._index[peer]), 1)
             native.word_add(self.memories[peer].bell, 1)
@@ -159,11 +170,31 @@ class Mailbox:
         place = own.place(self._index[peer], number)
         self.wait(lambda: own.words[place] == 0, [peer], timeout_s)
 
+    def kept(self, count: int, dtype: torch.dtype) -> Tensor:
+        """A tensor in a block of its own for as long as it lives, from which sums are made without a copy.
+        It may be written to when `is_read` says so."""
+        block = self.block(count * dtype.itemsize)
+        self._blocks[_size_bytes(count * dtype.itemsize)].remove(block)
+        tensor = self._own.content(block, dtype, (count,), count)
+        weakref.finalize(tensor, self._blocks[_size_bytes(count * dtype.itemsize)].append, block)
+        return tensor
+
+    def wait_until_read(self, tensor: Tensor, timeout_s: float) -> None:
+        """Until nobody reads a tensor any more that is in a block of its own."""
+        word, until = tensor.data_ptr() - LINE, monotonic() + timeout_s
+        while (seen := native.word_load(word)) != 0:
+            self.go_on()
+            if not native.word_wait(word, seen, self._watch_s, SHORT_S) and monotonic() > until:
+                raise RuntimeError(f"timed out after {timeout_s:g} s")
+
+    def block_of(self, tensor: Tensor) -> int | None:
+        """The block of this rank that a tensor fills, if it was kept in one."""
+        place = tensor.data_ptr() - LINE - self._own.address
+        return place if self._own.blocks <= place < self._end else None
+
     def block(self, size_bytes: int) -> int:
         """A block of this rank's memory for so many bytes: one that everyone has read, or a new one."""
-        size_bytes = -(-(size_bytes + LINE) // LINE) * LINE
-        if size_bytes > PAGE:
-            size_bytes = -(-size_bytes // PAGE) * PAGE
+        size_bytes = _size_bytes(size_bytes)
         used = self._blocks.setdefault(size_bytes, deque())
         if used and native.word_load(self._own.address + used[0]) == 0:
             used.rotate(-1)
@@ -185,7 +216,7 @@ class Mailbox:
             self._collect()
             if is_there():
                 return
-            if any(each.go_on() for each in list(self.sums)):
+            if self._advance():
                 continue
             if not native.word_wait(self._own.bell, seen, self._watch_s, LOOK_S):
                 gone = [rank for rank in needed if rank != self.rank and not self.alive(rank)]
@@ -194,6 +225,15 @@ class Mailbox:
                     raise RuntimeError(f"rank {gone[0]} is gone")
                 if monotonic() > until:
                     raise RuntimeError(f"timed out after {timeout_s:g} s")
+
+    def go_on(self) -> None:
+        """Do what can be done for sums without waiting."""
+        if self.sums:
+            self._collect()
+            self._advance()
+
+    def _advance(self) -> bool:
+        return any([each.go_on() for each in list(self.sums)])
 
     def _collect(self) -> None:
         """Sort what has been entered for this rank."""
@@ -204,9 +244,8 @@ class Mailbox:
             entered = native.word_load(memory.entered(own))
             while self._taken[rank] & 0xFFFFFFFF != entered:
                 place = memory.place(own, self._taken[rank])
-                block = memory.words[place]
+                block, tag = memory.words[place], memory.words[place + 1]
                 memory.words[place] = 0
-                tag = memory.words[block // 8 + 1]
                 self._arrived.setdefault((rank, tag), deque()).append(block)
                 self._taken[rank] += 1
 
@@ -227,23 +266,28 @@ class Mailbox:
         native.word_add(self.memories[peer].address + block, -1)
 
 
-class Arrival:
-    """A message that is taken when it is waited for."""
+class Letter:
+    """A message that lies in another rank's memory; it is there after `wait`, and until `give_back`."""
 
-    __slots__ = ("into", "mailbox", "peer", "tag", "timeout_s")
+    __slots__ = ("block", "mailbox", "peer", "tag", "timeout_s")
 
-    def __init__(self, mailbox: Mailbox, into: Tensor, peer: int, tag: int, timeout_s: float) -> None:
-        self.mailbox, self.into, self.peer, self.tag = mailbox, into, peer, tag
-        self.timeout_s = timeout_s
+    def __init__(self, mailbox: Mailbox, peer: int, tag: int, timeout_s: float) -> None:
+        self.mailbox, self.peer, self.tag, self.timeout_s = mailbox, peer, tag, timeout_s
+        self.block = 0
 
     def wait(self) -> None:
-        """Until it is there; it is copied to where it belongs."""
+        """Until it is there."""
         box = self.mailbox
         box.wait(lambda: box.has(self.peer, self.tag), [self.peer], self.timeout_s)
-        block = box.take(self.peer, self.tag)
-        memory = box.memories[self.peer]
-        self.into.copy_(memory.content(block, self.into.dtype, self.into.shape, self.into.numel()))
-        box.give_back(self.peer, block)
+        self.block = box.take(self.peer, self.tag)
+
+    def content(self, dtype: torch.dtype, shape: Sequence[int], count: int) -> Tensor:
+        """What it says, where it lies."""
+        return self.mailbox.memories[self.peer].content(self.block, dtype, shape, count)
+
+    def give_back(self) -> None:
+        """Let the sender have its memory again."""
+        self.mailbox.give_back(self.peer, self.block)
 
 
 class Sum:
@@ -252,57 +296,59 @@ class Sum:
     def __init__(
         self, mailbox: Mailbox, tensor: Tensor, ranks: Sequence[int], tag: int, timeout_s: float
     ) -> None:
-        self.mailbox, self.tensor, self.ranks, self.tag = mailbox, tensor, ranks, tag
+        self.mailbox, self.tensor, self.ranks, self.tag = mailbox, tensor.view(-1), ranks, tag
         self.timeout_s = timeout_s
         self.others = [rank for rank in ranks if rank != mailbox.rank]
-        self.in_parts = len(ranks) > 2 and tensor.numel() * tensor.element_size() > IN_PARTS_BYTES
-        self.own_block = mailbox.leave(tensor, self.others, tag, timeout_s, keeps=self.in_parts)
-        self.sum_block: int | None = None
+        kept = mailbox.block_of(tensor)
+        is_large = tensor.numel() * tensor.element_size() > IN_PARTS_BYTES
+        self.in_parts = kept is not None or (is_large and len(ranks) > 2)
+        self.is_added = False
+        self.is_copied = kept is None
+        if kept is None:
+            self.block = mailbox.leave(tensor, self.others, tag, timeout_s, keeps=self.in_parts)
+        else:
+            self.block = kept
+            mailbox.enter(kept, self.others, tag, timeout_s)
         if self.in_parts:
             mailbox.sums.append(self)
+            mailbox.go_on()
 
     def wait(self) -> None:
         """Until it is there; the tensor then holds it."""
         box = self.mailbox
         if not self.in_parts:
             self._wait(self.tag)
-            self._add_all()
+            self._add(self.tensor, slice(None))
             return
-        self._wait(self.tag)
-        self.go_on()
+        if not self.is_added:
+            self._wait(self.tag)
+            self.go_on()
         self._wait(self.tag + 1)
-        assert self.sum_block is not None
-        blocks = {rank: box.take(rank, self.tag + 1) for rank in self.others} | {box.rank: self.sum_block}
-        for rank, place in self._parts().items():
-            part = self.tensor.view(-1)[place]
-            part.copy_(box.memories[rank].content(blocks[rank], part.dtype, part.shape, part.numel()))
-            box.give_back(rank, blocks[rank])
+        parts = self._parts()
+        for rank in self.others:
+            block = box.take(rank, self.tag + 1)
+            self.tensor[parts[rank]].copy_(self._given(rank, block)[parts[rank]])
+            box.give_back(rank, block)
+        if self.is_copied:
+            own = parts[box.rank]
+            self.tensor[own].copy_(self._given(box.rank, self.block)[own])
+            box.give_back(box.rank, self.block)
 
     def go_on(self) -> bool:
         """Add up this rank's part, if all have given theirs and it is not done yet."""
         box = self.mailbox
-        if self.sum_block is not None or not all(box.has(rank, self.tag) for rank in self.others):
+        if self.is_added or not all(box.has(rank, self.tag) for rank in self.others):
             return False
         box.sums.remove(self)
-        part = self._parts()[box.rank]
-        blocks = {rank: box.take(rank, self.tag) for rank in self.others} | {box.rank: self.own_block}
-        given = [self._given(rank, blocks[rank])[part] for rank in self.ranks]
-        self.sum_block = box.block(given[0].numel() * given[0].element_size())
-        own = box.memories[box.rank]
-        total = own.content(self.sum_block, given[0].dtype, given[0].shape, given[0].numel())
-        torch.add(given[0], given[1], out=total)
-        for other in given[2:]:
-            total.add_(other)
-        for rank in self.ranks:
-            box.give_back(rank, blocks[rank])
-        box.enter(self.sum_block, self.others, self.tag + 1, self.timeout_s, keeps=True)
+        self.is_added = True
+        own = self._parts()[box.rank]
+        self._add(self._given(box.rank, self.block)[own], own)
+        box.enter(self.block, self.others, self.tag + 1, self.timeout_s)
         return True
 
     def _wait(self, tag: int) -> None:
-        """Until the others' of a round are there; the first round may be over already."""
+        """Until the others have entered something for a round."""
         box = self.mailbox
-        if tag == self.tag and self.sum_block is not None:
-            return
         box.wait(lambda: all(box.has(rank, tag) for rank in self.others), self.others, self.timeout_s)
 
     def _given(self, rank: int, block: int) -> Tensor:
@@ -310,15 +356,15 @@ class Sum:
         return self.mailbox.memories[rank].content(block, self.tensor.dtype, (count,), count)
 
     def _parts(self) -> dict[int, slice]:
-        """The part of the flat tensor that each rank adds up."""
+        """The part of the tensor that each rank adds up."""
         count, n = self.tensor.numel(), len(self.ranks)
         return {rank: slice(count * i // n, count * (i + 1) // n) for i, rank in enumerate(self.ranks)}
 
-    def _add_all(self) -> None:
-        """Add up all of it: what comes before this rank's, this rank's, and the rest, in that order."""
-        box, total = self.mailbox, self.tensor.view(-1)
+    def _add(self, total: Tensor, part: slice) -> None:
+        """Add to what this rank has of a part what the others have: those before it, then those after it."""
+        box = self.mailbox
         blocks = {rank: box.take(rank, self.tag) for rank in self.others}
-        given = {rank: self._given(rank, blocks[rank]) for rank in self.others}
+        given = {rank: self._given(rank, blocks[rank])[part] for rank in self.others}
         before = [given[rank] for rank in self.others if rank < box.rank]
         if len(before) > 1:
             first = before[0] + before[1]

@@ -16,6 +16,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from math import prod
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from soapstone.errors import TrainingError
-from soapstone.runtime.mailbox import Mailbox
+from soapstone.runtime.mailbox import IN_PARTS_BYTES, Letter, Mailbox
 from soapstone.runtime.staging import Staging
 
 TIMEOUT_S = 300.0
@@ -46,6 +47,9 @@ _WAITED, _FAILED = "soapstone/waited/", "soapstone/failed/"
 """Under these names ranks leave in the store what they waited for, and why they ended."""
 
 
+_NOTHING = torch.empty(0)
+
+
 class Pending:
     """A message or collective under way; `wait` gives the tensor that it brings."""
 
@@ -64,6 +68,10 @@ class Pending:
 
     def wait(self) -> Tensor:
         """The tensor, once it is there."""
+        self._wait()
+        return self.wire.brought(self.buffer)
+
+    def _wait(self) -> None:
         if self.work is not None:
             start = perf_counter()
             try:
@@ -73,7 +81,41 @@ class Pending:
             self.wire.waited_s += perf_counter() - start
         if self.on_done is not None:
             self.on_done()
-        return self.wire.brought(self.buffer)
+
+    def borrow(self) -> Tensor:
+        """The tensor, once it is there, for use until `give_back`."""
+        return self.wait()
+
+    def give_back(self) -> None:
+        """Have done with what was borrowed."""
+
+
+class Lent(Pending):
+    """A message in the memory of its sender."""
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(
+        self, wire: Wire, letter: Letter, shape: Sequence[int], dtype: torch.dtype, what: str
+    ) -> None:
+        super().__init__(wire, letter, _NOTHING, what)
+        self.shape, self.dtype = tuple(shape), dtype
+
+    def wait(self) -> Tensor:
+        """A copy of the tensor, once it is there."""
+        found = self.borrow().clone()
+        self.give_back()
+        return found
+
+    def borrow(self) -> Tensor:
+        """The tensor where it lies, once it is there, for use until `give_back`."""
+        self._wait()
+        found: Tensor = self.work.content(self.dtype, self.shape, prod(self.shape))
+        return found
+
+    def give_back(self) -> None:
+        """Let the sender have its memory again."""
+        self.work.give_back()
 
 
 class Together:
@@ -120,6 +162,13 @@ class Slot:
         if self.on_done is not None:
             self.on_done()
         return None if self.part is None else whole.view(-1)[self.part].view(self.shape)
+
+    def borrow(self) -> Tensor | None:
+        """The part, once it is there, for use until `give_back`."""
+        return self.wait()
+
+    def give_back(self) -> None:
+        """Have done with what was borrowed."""
 
 
 class Wire:
@@ -207,13 +256,12 @@ class Wire:
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, peer: int, tag: int, what: str) -> Pending:
         """Receive a tensor."""
-        buffer = self._room(shape, dtype)
-        work: Any
+        told = f"'{what}' from rank {peer}"
         if self.mailbox is not None and peer in self.mailbox.ranks:
-            work = self.mailbox.receive(buffer, peer, tag, self.timeout_s)
-        else:
-            work = self._posted(what, dist.irecv, buffer, peer, tag=tag)
-        return Pending(self, work, buffer, f"'{what}' from rank {peer}")
+            return Lent(self, self.mailbox.receive(peer, tag, self.timeout_s), shape, dtype, told)
+        buffer = self._room(shape, dtype)
+        work = self._posted(what, dist.irecv, buffer, peer, tag=tag)
+        return Pending(self, work, buffer, told)
 
     def sum_up(
         self, tensor: Tensor, ranks: Sequence[int], what: str, ready: torch.cuda.Event | None = None
@@ -244,6 +292,19 @@ class Wire:
         flat = tensor.detach().contiguous()
         work = self._posted(what, self.mailbox.sum_up, flat, ranks, channel, self.timeout_s)
         return Pending(self, work, flat, told)
+
+    def bucket(self, count: int, dtype: torch.dtype, ranks: Sequence[int]) -> Tensor | None:
+        """A tensor whose sums over ranks need no copy of it; None where any other is as good."""
+        if self.mailbox is None or not self.mailbox.ranks.issuperset(ranks):
+            return None
+        if count * dtype.itemsize <= IN_PARTS_BYTES:
+            return None
+        return self.mailbox.kept(count, dtype)
+
+    def reuse(self, bucket: Tensor, what: str) -> None:
+        """Wait until others have done with a bucket's last sum."""
+        if self.mailbox is not None and self.mailbox.block_of(bucket) is not None:
+            self._posted(what, self.mailbox.wait_until_read, bucket, self.timeout_s)
 
     def gather_up(self, tensor: Tensor, ranks: Sequence[int], what: str) -> Pending:
         """Everyone's tensor of this shape, one after the other in the order of the ranks."""

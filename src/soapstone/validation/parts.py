@@ -9,6 +9,10 @@ sum. `seconds` are the profile's, `operators` the passes of operators in the tas
 waits for or that wait for it (handing one over takes time of the device's own thread); `wire` is the time
 that the bytes alone take and `latencies` the rest. Which device waits for what is seen in the simulated
 timeline. The factors are `Calibration`'s.
+
+Where ranks share memory (`runtime.mailbox`) the devices copy messages themselves: half of `wire` is the
+sender's, at the task after which it gives the message away, and half the receiver's, at the task before which
+it takes it.
 """
 
 from __future__ import annotations
@@ -137,25 +141,30 @@ def parts_of(
     scratch_bytes: Mapping[Work, int] = MappingProxyType({}),
     *,
     launches_ahead: bool = False,
+    backend: str = "gloo",
 ) -> Parts:
     """The parts of a plan's durations; `crowding` says what ranks take from each other, `scratch_bytes` what
-    operators take of memory while they run, and `launches_ahead` whether the devices are GPUs."""
+    operators take of memory while they run, `launches_ahead` whether the devices are GPUs, and `backend` what
+    carries messages (`Wire.backend`)."""
+    shares_memory = backend == "memory"
     strategy, machine = plan.strategy, plan.machine
     plain = task_graph(strategy, machine, costs)
-    ran = as_run(strategy, plain, simulate(plain))
+    ran = as_run(strategy, plain, simulate(plain), keeps_sent=not shares_memory)
     counted = task_graph(strategy, machine, _Counting(lambda _: 1.0, 1.0))
     swift = task_graph(strategy, _without_latency(machine), costs)
     is_compute = np.array([task.kind in COMPUTE_KINDS for task in plain.tasks])
     full = np.array([task.duration_s for task in plain.tasks])
     wire_s = np.where(is_compute, 0.0, [task.duration_s for task in swift.tasks])
     latency_s = np.where(is_compute, 0.0, full - wire_s)
+    for key in ran.left_out:
+        wire_s[plain.ids[key]] = latency_s[plain.ids[key]] = 0.0
+    if shares_memory:
+        wire_s = _copied_by_devices(plain, machine, wire_s)
     for member, leader in ran.led_by.items():
         a, b = plain.ids[member], plain.ids[leader]
         wire_s[b] += wire_s[a]
         latency_s[b] = max(latency_s[b], latency_s[a])
         wire_s[a] = latency_s[a] = 0.0
-    for key in ran.left_out:
-        wire_s[plain.ids[key]] = latency_s[plain.ids[key]] = 0.0
     tasks = replace(ran.tasks, buffers=(*ran.tasks.buffers, *_scratch(strategy, machine, scratch_bytes)))
     flat = _flat(tasks)
     seconds = crowded(
@@ -169,7 +178,7 @@ def parts_of(
         tasks,
         seconds,
         np.where(is_compute, [task.duration_s for task in counted.tasks], 0.0),
-        _messages(tasks, {*ran.led_by, *ran.left_out}),
+        _messages(tasks, {*ran.led_by, *ran.left_out}, USED[backend]),
         wire_s,
         latency_s,
         flat,
@@ -195,12 +204,37 @@ def _without_latency(machine: Machine) -> Machine:
     return Machine(machine.name, machine.devices, links, machine.switches)
 
 
-def _messages(tasks: TaskGraph, led: set[Any]) -> Floats:
-    """For each compute task, the messages that it hands over or takes."""
+def _copied_by_devices(tasks: TaskGraph, machine: Machine, wire_s: Floats) -> Floats:
+    """The time of bytes, with the tasks of the devices that copy them: the last that makes what is sent, and
+    the first that needs what comes, in equal parts. `tasks` are as they were built: each sum with its own ends."""
+    start_s = simulate(tasks).start_s
+    found = np.zeros_like(wire_s)
+    needed_by: dict[int, list[int]] = {}
+    for number, after in enumerate(tasks.after):
+        for before in after:
+            needed_by.setdefault(before, []).append(number)
+
+    def on(device: int, numbers: Sequence[int]) -> list[int]:
+        name = machine.devices[device].name
+        near = [n for n in numbers if tasks.tasks[n].kind in COMPUTE_KINDS and tasks.tasks[n].resource == name]
+        return sorted(near, key=lambda n: start_s[n])
+
+    for number in np.flatnonzero(wire_s):
+        key = tasks.tasks[number].key
+        devices = tasks.exchanges[key[:-2]].moves[key[-2]].devices
+        made = on(devices[key[-1]], tasks.after[number])[-1:]
+        taken = on(devices[(key[-1] + 1) % len(devices)], needed_by.get(int(number), []))[:1]
+        for end in [*made, *taken] or [number]:
+            found[end] += wire_s[number] / max(1, len(made) + len(taken))
+    return found
+
+
+def _messages(tasks: TaskGraph, led: set[Any], collectives: frozenset[Pattern]) -> Floats:
+    """For each compute task, the messages that it hands over or takes, a collective being one of them."""
 
     def count(task: Task) -> int:
         move = tasks.exchanges[task.key[:-2]].moves[task.key[-2]]
-        is_one = move.pattern is Pattern.TRANSFER or move.pattern in USED["gloo"]
+        is_one = move.pattern is Pattern.TRANSFER or move.pattern in collectives
         return 1 if is_one else len(move.devices) - 1
 
     found = np.zeros(len(tasks.tasks))

@@ -89,7 +89,10 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     fitted_on = frozenset(range(0, len(found), 2))
     rest = [i for i in range(len(found)) if i not in fitted_on]
     is_gpu = wire.device.type == "cuda"
-    parts = [parts_of(plan, costs, crowding, scratch_bytes, launches_ahead=is_gpu) for plan in plans]
+    parts = [
+        parts_of(plan, costs, crowding, scratch_bytes, launches_ahead=is_gpu, backend=wire.backend)
+        for plan in plans
+    ]
     calibration = calibrated(
         lambda tried: [parts[i].makespan_s(tried) for i in sorted(fitted_on)],
         [seen[i].step_s(wanted.statistic) for i in sorted(fitted_on)],
