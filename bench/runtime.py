@@ -44,8 +44,8 @@ from soapstone.machine import Machine, preset
 from soapstone.machine.cores import usable_cores
 from soapstone.machine.heap import keep_freed_memory
 from soapstone.plans import Plan, read_plan, simulation
-from soapstone.runtime.slices import check_slices, sliced
 from soapstone.runtime import session
+from soapstone.runtime.slices import check_slices, sliced
 from soapstone.runtime.wire import Wire
 from soapstone.runtime.workers import WAITING
 from soapstone.strategy.layout import layout

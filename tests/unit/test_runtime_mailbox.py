@@ -36,9 +36,7 @@ SUMS = st.tuples(st.just("sum"), st.sampled_from(GROUPS), COUNTS)
     st.sampled_from([2, 2**15]),
     st.sampled_from([0, 2**16]),
 )
-def test_everything_arrives(
-    ranks: Ranks, acts: list[Any], seed: int, places: int, parts_bytes: int
-) -> None:
+def test_everything_arrives(ranks: Ranks, acts: list[Any], seed: int, places: int, parts_bytes: int) -> None:
     """Also where a ring has two places only, and with sums in one round or in two. Sums are compared with
     those in the order of the ranks, to the bit, so all ranks have the same."""
     answers = ranks.run(mailcases.talking, SIZE, acts, seed, places, parts_bytes)

@@ -31,6 +31,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -233,7 +234,8 @@ class Mailbox:
             self._advance()
 
     def _advance(self) -> bool:
-        return any([each.go_on() for each in list(self.sums)])
+        went_on = [each.go_on() for each in list(self.sums)]
+        return any(went_on)
 
     def _collect(self) -> None:
         """Sort what has been entered for this rank."""
@@ -416,9 +418,9 @@ def _computer() -> list[str]:
     found = []
     for file in ("pid", "net", "user"):
         with suppress(OSError):
-            found.append(os.readlink(f"/proc/self/ns/{file}"))
-    with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
-        found.append(boot.read().strip())
+            found.append(str(Path(f"/proc/self/ns/{file}").readlink()))
+    with suppress(OSError):
+        found.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
     return found
 
 

@@ -284,9 +284,7 @@ class Wire:
             [under_way(part, lanes[i % len(lanes)]) for i, part in enumerate(parts)], tensor.shape
         )
 
-    def _summed(
-        self, tensor: Tensor, ranks: Sequence[int], channel: int, what: str, told: str
-    ) -> Pending:
+    def _summed(self, tensor: Tensor, ranks: Sequence[int], channel: int, what: str, told: str) -> Pending:
         """A sum over ranks of this computer."""
         assert self.mailbox is not None
         flat = tensor.detach().contiguous()

@@ -216,7 +216,9 @@ def _copied_by_devices(tasks: TaskGraph, machine: Machine, wire_s: Floats) -> Fl
 
     def on(device: int, numbers: Sequence[int]) -> list[int]:
         name = machine.devices[device].name
-        near = [n for n in numbers if tasks.tasks[n].kind in COMPUTE_KINDS and tasks.tasks[n].resource == name]
+        near = [
+            n for n in numbers if tasks.tasks[n].kind in COMPUTE_KINDS and tasks.tasks[n].resource == name
+        ]
         return sorted(near, key=lambda n: start_s[n])
 
     for number in np.flatnonzero(wire_s):
