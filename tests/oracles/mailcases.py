@@ -41,7 +41,9 @@ class Taken:
 
 def talking(rank: int, size: int, acts: Sequence[Any], seed: int, places: int, parts_bytes: int) -> Any:
     """Post everything in the order of all, then wait for it in an order of this rank's own; as often as
-    blocks are used again. Every second sum is of a tensor that is kept in its block. `acts` are ("message", sender, receiver, tag, count) or ("sum", ranks, count)."""
+    blocks are used again. Every second sum is of a tensor that is kept in its block. `acts` are
+    ("message", sender, receiver, tag, count) or ("sum", ranks, count)."""
+    del size
     module.PLACES, module.IN_PARTS_BYTES = places, parts_bytes
     box = opened(rank)
     found = []

@@ -29,6 +29,7 @@ from soapstone import native
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.work import Work
 from soapstone.machine import DeviceKind, Machine
+from soapstone.ops.box import intersection, volume
 from soapstone.plans import Plan
 from soapstone.runtime.as_run import as_run
 from soapstone.runtime.collectives import USED
@@ -36,8 +37,8 @@ from soapstone.sim.memory import STATES_PER_WEIGHT, peak_memory
 from soapstone.sim.reference import simulate
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
-from soapstone.tasks.exchange import Pattern
-from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Task, TaskGraph
+from soapstone.tasks.exchange import Exchange, Move, Pattern
+from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, Task, TaskGraph
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import crowded
 
@@ -158,8 +159,9 @@ def parts_of(
     latency_s = np.where(is_compute, 0.0, full - wire_s)
     for key in ran.left_out:
         wire_s[plain.ids[key]] = latency_s[plain.ids[key]] = 0.0
+    ends = _ends(plain, machine)
     if shares_memory:
-        wire_s = _copied_by_devices(plain, machine, wire_s)
+        wire_s = _copied_by_devices(plain, ends, wire_s)
     for member, leader in ran.led_by.items():
         a, b = plain.ids[member], plain.ids[leader]
         wire_s[b] += wire_s[a]
@@ -178,7 +180,7 @@ def parts_of(
         tasks,
         seconds,
         np.where(is_compute, [task.duration_s for task in counted.tasks], 0.0),
-        _messages(tasks, {*ran.led_by, *ran.left_out}, USED[backend]),
+        _messages(plain, ends, {*ran.led_by, *ran.left_out}, USED[backend]),
         wire_s,
         latency_s,
         flat,
@@ -204,50 +206,81 @@ def _without_latency(machine: Machine) -> Machine:
     return Machine(machine.name, machine.devices, links, machine.switches)
 
 
-def _copied_by_devices(tasks: TaskGraph, machine: Machine, wire_s: Floats) -> Floats:
-    """The time of bytes, with the tasks of the devices that copy them: the last that makes what is sent, and
-    the first that needs what comes, in equal parts. `tasks` are as they were built: each sum with its own ends."""
+@dataclass(frozen=True)
+class _Ends:
+    """For each message, by number, the last task that makes what is sent on the device that sends it, and the
+    first that needs it on the device that it comes to; -1 where no task of a device does."""
+
+    made: Mapping[int, int]
+    taken: Mapping[int, int]
+
+
+def _ends(tasks: TaskGraph, machine: Machine) -> _Ends:
+    """The ends of messages; `tasks` are as they were built, so that each sum has its own."""
     start_s = simulate(tasks).start_s
-    found = np.zeros_like(wire_s)
+    resources = [device.name for device in machine.devices]
     needed_by: dict[int, list[int]] = {}
     for number, after in enumerate(tasks.after):
         for before in after:
             needed_by.setdefault(before, []).append(number)
 
     def on(device: int, numbers: Sequence[int]) -> list[int]:
-        name = machine.devices[device].name
-        near = [
-            n for n in numbers if tasks.tasks[n].kind in COMPUTE_KINDS and tasks.tasks[n].resource == name
-        ]
-        return sorted(near, key=lambda n: start_s[n])
+        own = [n for n in numbers if tasks.tasks[n].resource == resources[device]]
+        return sorted((n for n in own if tasks.tasks[n].kind in COMPUTE_KINDS), key=lambda n: start_s[n])
 
-    for number in np.flatnonzero(wire_s):
-        key = tasks.tasks[number].key
-        devices = tasks.exchanges[key[:-2]].moves[key[-2]].devices
-        made = on(devices[key[-1]], tasks.after[number])[-1:]
-        taken = on(devices[(key[-1] + 1) % len(devices)], needed_by.get(int(number), []))[:1]
-        for end in [*made, *taken] or [number]:
-            found[end] += wire_s[number] / max(1, len(made) + len(taken))
+    made: dict[int, int] = {}
+    taken: dict[int, int] = {}
+    for number, task in enumerate(tasks.tasks):
+        if task.kind not in COMPUTE_KINDS:
+            devices, hop = _move(tasks, task).devices, task.key[-1]
+            made[number] = next(reversed(on(devices[hop], tasks.after[number])), -1)
+            taken[number] = next(iter(on(devices[(hop + 1) % len(devices)], needed_by.get(number, []))), -1)
+    return _Ends(made, taken)
+
+
+def _move(tasks: TaskGraph, task: Task) -> Move:
+    return tasks.exchanges[task.key[:-2]].moves[task.key[-2]]
+
+
+def _copied_by_devices(tasks: TaskGraph, ends: _Ends, wire_s: Floats) -> Floats:
+    """The time of bytes, with the tasks of the devices that copy them: half where they are sent, half where
+    they are taken. Where what comes is put together with what is there, that is copied too."""
+    found = np.zeros_like(wire_s)
+    seen: set[tuple[Key, int]] = set()
+    for number in np.flatnonzero(wire_s).tolist():
+        task, both = tasks.tasks[number], [ends.made[number], ends.taken[number]]
+        there = [end for end in both if end >= 0] or [number]
+        for end in there:
+            found[end] += wire_s[number] / len(there)
+        move = _move(tasks, task)
+        if move.pattern is Pattern.TRANSFER and ends.taken[number] >= 0:
+            own = tasks.exchanges[task.key[:-2]]
+            elements = sum(_local(own, sink) for sink in move.sinks if (task.key[:-2], sink) not in seen)
+            seen |= {(task.key[:-2], sink) for sink in move.sinks}
+            found[ends.taken[number]] += wire_s[number] / 2 * elements / max(1, move.elements)
     return found
 
 
-def _messages(tasks: TaskGraph, led: set[Any], collectives: frozenset[Pattern]) -> Floats:
+def _local(exchange: Exchange, sink: int) -> int:
+    """The elements of a sink that are on its device already."""
+    boxes = [
+        intersection(exchange.sources[i].box, exchange.sinks[sink].box)
+        for i, k in exchange.local
+        if k == sink
+    ]
+    return sum(volume(box) for box in boxes if box is not None)
+
+
+def _messages(tasks: TaskGraph, ends: _Ends, led: set[Key], collectives: frozenset[Pattern]) -> Floats:
     """For each compute task, the messages that it hands over or takes, a collective being one of them."""
-
-    def count(task: Task) -> int:
-        move = tasks.exchanges[task.key[:-2]].moves[task.key[-2]]
-        is_one = move.pattern is Pattern.TRANSFER or move.pattern in collectives
-        return 1 if is_one else len(move.devices) - 1
-
     found = np.zeros(len(tasks.tasks))
-    for number, (task, after) in enumerate(zip(tasks.tasks, tasks.after, strict=True)):
-        is_compute = task.kind in COMPUTE_KINDS
-        for before in after:
-            other = tasks.tasks[before]
-            if is_compute and other.kind not in COMPUTE_KINDS and other.key not in led and not other.key[-1]:
-                found[number] += count(other)
-            elif not is_compute and other.kind in COMPUTE_KINDS and task.key not in led and not task.key[-1]:
-                found[before] += count(task)
+    for number, task in enumerate(tasks.tasks):
+        if task.kind not in COMPUTE_KINDS and task.key not in led:
+            move = _move(tasks, task)
+            is_one = move.pattern is Pattern.TRANSFER or move.pattern in collectives
+            for end in (ends.made[number], ends.taken[number]):
+                if end >= 0:
+                    found[end] += 1 if is_one else len(move.devices) - 1
     return found
 
 
