@@ -47,12 +47,16 @@ void Sleep(std::uintptr_t, Word, timespec) {
 
 Word Load(std::uintptr_t address) { return At(address).load(std::memory_order_acquire); }
 
-// Adds to a word, and wakes whoever waits for it to change; the new value.
+// Adds to a word; the new value.
 Word Add(std::uintptr_t address, std::int32_t difference) {
-  const Word now = At(address).fetch_add(static_cast<Word>(difference), std::memory_order_seq_cst) +
-                   static_cast<Word>(difference);
-  Wake(address);
-  return now;
+  const Word added = static_cast<Word>(difference);
+  return At(address).fetch_add(added, std::memory_order_acq_rel) + added;
+}
+
+// Adds one to a word, and wakes those who sleep until it changes; the next word says how many do.
+void Ring(std::uintptr_t address) {
+  At(address).fetch_add(1, std::memory_order_seq_cst);
+  if (At(address + sizeof(Word)).load(std::memory_order_seq_cst) != 0) Wake(address);
 }
 
 void Relax() {
@@ -61,8 +65,20 @@ void Relax() {
 #endif
 }
 
-// Waits until a word is no longer what it was: watching it for a while, then asleep. False if it never was
-// in the time given.
+// One more who sleeps, as long as this lives.
+class Asleep {
+ public:
+  explicit Asleep(std::uintptr_t address) : count_(At(address)) { count_.fetch_add(1, std::memory_order_seq_cst); }
+  ~Asleep() { count_.fetch_sub(1, std::memory_order_seq_cst); }
+  Asleep(const Asleep&) = delete;
+  Asleep& operator=(const Asleep&) = delete;
+
+ private:
+  std::atomic_ref<Word> count_;
+};
+
+// Waits until a word is no longer what it was: watching it for a while, then asleep, as the next word says.
+// False if it is still the same after the time given.
 bool Wait(std::uintptr_t address, Word seen, double watch_s, double timeout_s) {
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
@@ -74,7 +90,8 @@ bool Wait(std::uintptr_t address, Word seen, double watch_s, double timeout_s) {
     }
   }
   const auto end = start + std::chrono::duration<double>(timeout_s);
-  while (Load(address) == seen) {
+  const Asleep asleep(address + sizeof(Word));
+  while (At(address).load(std::memory_order_seq_cst) == seen) {
     const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(end - Clock::now()).count();
     if (left <= 0) return false;
     Sleep(address, seen, {static_cast<time_t>(left / 1000000000), static_cast<long>(left % 1000000000)});
@@ -87,6 +104,7 @@ bool Wait(std::uintptr_t address, Word seen, double watch_s, double timeout_s) {
 void BindWords(nb::module_& module) {
   module.def("word_load", &Load, nb::arg("address"));
   module.def("word_add", &Add, nb::arg("address"), nb::arg("difference"));
+  module.def("word_ring", &Ring, nb::arg("address"));
   module.def("word_wait", &Wait, nb::arg("address"), nb::arg("seen"), nb::arg("watch_s"),
              nb::arg("timeout_s"), nb::call_guard<nb::gil_scoped_release>());
 }

@@ -10,7 +10,7 @@ happens in between: no thread but those that compute has a part in it.
     a block:              readers left | the bytes
 
 `bell` is rung by whoever has entered something for its owner, and is what a rank sleeps on. The order of
-memory is that of `native.word_add` and `native.word_load`.
+memory is that of `native.word_*`.
 
 A large sum is made in two rounds: each rank adds up its part of what all have given, in its own block, where
 nobody else reads that part; then it takes the others' parts. Ranks may come to wait for their sums in
@@ -162,7 +162,7 @@ class Mailbox:
             own.words[place] = block
             self._posted[peer] += 1
             native.word_add(own.entered(self._index[peer]), 1)
-            native.word_add(self.memories[peer].bell, 1)
+            native.word_ring(self.memories[peer].bell)
 
     def _wait_for_a_place(self, peer: int, timeout_s: float) -> None:
         """Until the oldest message for a rank has been taken out of its ring."""
