@@ -168,7 +168,7 @@ def parts_of(
         latency_s[b] = max(latency_s[b], latency_s[a])
         wire_s[a] = latency_s[a] = 0.0
     tasks = replace(ran.tasks, buffers=(*ran.tasks.buffers, *_scratch(strategy, machine, scratch_bytes)))
-    flat = _flat(tasks)
+    flat = _flat(tasks, has_links=not shares_memory)
     seconds = crowded(
         np.where(is_compute, full, 0.0),
         wire_s + latency_s,
@@ -284,10 +284,16 @@ def _messages(tasks: TaskGraph, ends: _Ends, led: set[Key], collectives: frozens
     return found
 
 
-def _flat(tasks: TaskGraph) -> tuple[Any, ...]:
+def _flat(tasks: TaskGraph, *, has_links: bool) -> tuple[Any, ...]:
+    """The tasks for the native simulator; where there are no links, no message waits for another."""
     numbers = {name: i for i, name in enumerate(tasks.resources)}
     resource = np.array([numbers[task.resource] for task in tasks.tasks], dtype=np.int32)
+    count = len(tasks.resources)
+    if not has_links:
+        messages = np.array([task.kind not in COMPUTE_KINDS for task in tasks.tasks])
+        resource[messages] = count + np.arange(messages.sum(), dtype=np.int32)
+        count += int(messages.sum())
     lengths = [len(after) for after in tasks.after]
     begin = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     after = np.array([before for row in tasks.after for before in row], dtype=np.int32)
-    return resource, begin, after, len(tasks.resources)
+    return resource, begin, after, count
