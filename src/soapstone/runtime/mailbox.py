@@ -110,6 +110,7 @@ class Mailbox:
         self._index = {other: i for i, other in enumerate(sorted(memories))}
         self._end = self._own.blocks
         self._blocks: dict[int, deque[int]] = {}
+        self._kept: set[int] = set()
         self._posted = dict.fromkeys(memories, 0)
         self._taken = dict.fromkeys(memories, 0)
         self._arrived: dict[tuple[int, int], deque[int]] = {}
@@ -173,12 +174,17 @@ class Mailbox:
 
     def kept(self, count: int, dtype: torch.dtype) -> Tensor:
         """A tensor in a block of its own for as long as it lives, from which sums are made without a copy.
-        It may be written to when `is_read` says so."""
-        block = self.block(count * dtype.itemsize)
-        self._blocks[_size_bytes(count * dtype.itemsize)].remove(block)
+        Before it is written to again, `wait_until_read`."""
+        block, size_bytes = self.block(count * dtype.itemsize), _size_bytes(count * dtype.itemsize)
+        self._blocks[size_bytes].remove(block)
+        self._kept.add(block)
         tensor = self._own.content(block, dtype, (count,), count)
-        weakref.finalize(tensor, self._blocks[_size_bytes(count * dtype.itemsize)].append, block)
+        weakref.finalize(tensor, self._let_go, block, size_bytes)
         return tensor
+
+    def _let_go(self, block: int, size_bytes: int) -> None:
+        self._kept.remove(block)
+        self._blocks[size_bytes].append(block)
 
     def wait_until_read(self, tensor: Tensor, timeout_s: float) -> None:
         """Until nobody reads a tensor any more that is in a block of its own."""
@@ -191,7 +197,7 @@ class Mailbox:
     def block_of(self, tensor: Tensor) -> int | None:
         """The block of this rank that a tensor fills, if it was kept in one."""
         place = tensor.data_ptr() - LINE - self._own.address
-        return place if self._own.blocks <= place < self._end else None
+        return place if place in self._kept else None
 
     def block(self, size_bytes: int) -> int:
         """A block of this rank's memory for so many bytes: one that everyone has read, or a new one."""
@@ -221,11 +227,11 @@ class Mailbox:
                 continue
             if not native.word_wait(self._own.bell, seen, self._watch_s, LOOK_S):
                 gone = [rank for rank in needed if rank != self.rank and not self.alive(rank)]
-                self._collect()
+                self._collect()  # what it left before it ended
                 if gone and not is_there():
                     raise RuntimeError(f"rank {gone[0]} is gone")
-                if monotonic() > until:
-                    raise RuntimeError(f"timed out after {timeout_s:g} s")
+            if monotonic() > until:
+                raise RuntimeError(f"timed out after {timeout_s:g} s")
 
     def go_on(self) -> None:
         """Do what can be done for sums without waiting."""

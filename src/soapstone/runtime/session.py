@@ -47,11 +47,14 @@ def joined(device: str = "cpu", timeout_s: float = TIMEOUT_S) -> Wire:
             raise TrainingError(_not_found(error, timeout_s)) from error
     if not dist.is_initialized():
         return Wire(device=place, timeout_s=timeout_s)
-    rank = dist.get_rank()
+    rank, size = dist.get_rank(), dist.get_world_size()
     mailbox = None
-    if device == "cpu" and dist.get_world_size() > 1 and os.environ.get(SHARING, "1") != "0":
-        mailbox = local_mailbox(rank, dist.distributed_c10d._get_default_store())
-    return Wire(rank, dist.get_world_size(), place, timeout_s, mailbox)
+    if device == "cpu" and size > 1 and os.environ.get(SHARING, "1") != "0":
+        try:
+            mailbox = local_mailbox(rank, dist.distributed_c10d._get_default_store())
+        except RuntimeError as error:  # a rank has gone meanwhile
+            raise TrainingError(_not_found(error, timeout_s)) from error
+    return Wire(rank, size, place, timeout_s, mailbox)
 
 
 def _not_found(error: BaseException, timeout_s: float) -> str:
@@ -59,7 +62,8 @@ def _not_found(error: BaseException, timeout_s: float) -> str:
     told = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
     address = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
     return (
-        f"rank {os.environ['RANK']} did not find the other ranks of {os.environ['WORLD_SIZE']} at {address}"
+        f"rank {os.environ.get('RANK', '?')} did not find the other ranks of"
+        f" {os.environ.get('WORLD_SIZE', '?')} at {address}"
         f" within {timeout_s:g} s: {told}"
     )
 
