@@ -22,7 +22,7 @@ std::pair<std::int32_t, std::int32_t> InnerSegments(const Layout& layout) {
 
 }  // namespace
 
-Partial::Partial(const Problem* problem, Space* space, const Symmetry* symmetry)
+Partial::Partial(const Problem* problem, Space* space, const Symmetry* symmetry, DeviceLists lists)
     : problem_(problem), tables_(space->tables()), symmetry_(symmetry), placed_(problem->blocks.size(), nullptr) {
   const MachineData& machine = problem->machine;
   for (std::int32_t to = 0; to < machine.device_count; ++to) {
@@ -38,7 +38,7 @@ Partial::Partial(const Problem* problem, Space* space, const Symmetry* symmetry)
   }
   ListEdges();
   ListNear();
-  ListDomains(space);
+  ListDomains(space, lists);
   SetQuickest();
   SetRoundTrips();
 }
@@ -113,7 +113,7 @@ void Partial::ListNear() {
   }
 }
 
-void Partial::ListDomains(Space* space) {
+void Partial::ListDomains(Space* space, DeviceLists lists) {
   const std::int32_t devices = problem_->machine.device_count;
   domains_.resize(problem_->blocks.size());
   seams_.resize(problem_->blocks.size());
@@ -132,7 +132,8 @@ void Partial::ListDomains(Space* space) {
           return;
         }
         for (std::int32_t device = 0; device < devices; ++device) {
-          if (is_taken[device]) continue;
+          const bool follows = placement.devices.empty() || device == placement.devices.back() + 1;
+          if (is_taken[device] || (lists == DeviceLists::kRanges && !follows)) continue;
           is_taken[device] = 1;
           placement.devices.push_back(device);
           self(self);

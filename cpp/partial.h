@@ -59,9 +59,9 @@ class Partial {
   static constexpr std::int32_t kUnplaced = -1;
 
   // REQUIRES: problem, space and symmetry outlive it.
-  Partial(const Problem* problem, Space* space, const Symmetry* symmetry);
+  Partial(const Problem* problem, Space* space, const Symmetry* symmetry, DeviceLists lists);
 
-  // Every placement of a block: each layout, on every choice of distinct devices in order.
+  // Every placement of a block: each layout, on every list of devices there may be.
   const std::vector<Placement>& domain(std::int32_t block) const { return domains_[block]; }
 
   // A bound for all strategies that agree with `chosen`: by block, the number of a placement, or kUnplaced.
@@ -134,7 +134,7 @@ class Partial {
 
   void ListEdges();
   void ListNear();
-  void ListDomains(Space* space);
+  void ListDomains(Space* space, DeviceLists lists);
   void SetQuickest();
   void SetRoundTrips();
   double RoundTrip(const Edge& edge, std::int32_t from, std::int32_t through);
