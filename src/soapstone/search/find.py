@@ -21,7 +21,7 @@ from soapstone.machine.checks import did_you_mean
 from soapstone.machine.units import Quantity
 from soapstone.plans import Plan, Simulation, planned, simulation
 from soapstone.search.baselines import BASELINES, applicable, baseline
-from soapstone.search.exact import exact_search, is_in_space, lower_bound
+from soapstone.search.exact import ExactResult, ShowExact, exact_search, is_in_space, lower_bound
 from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc
 from soapstone.search.pipelines import Wanted, pipeline_search
 from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport, StopReason
@@ -61,6 +61,9 @@ PIPELINE_SHARE = 0.15
 
 EXACT_PROPOSALS = 5000
 """[choice] Of each chain that looks for a strategy for the exact search to start from."""
+
+RANGES_PROPOSALS = 1000
+"""[choice] Of each step of the chains before the exact search among ranges, which needs no good start."""
 
 LONGEST_S = 365 * 24 * 3600
 """[choice] The longest budget: a year."""
@@ -121,6 +124,50 @@ def _by_chains(
     )
 
 
+def _exactly_in_ranges(
+    graph: Graph,
+    machine: Machine,
+    costs: AnalyticCosts,
+    options: Options,
+    show: ShowSearch | None,
+) -> SearchReport:
+    """The optimum of the space that FlexFlow's own code searches. What bounds it bounds no other strategy."""
+    found = exact_search(
+        graph,
+        machine,
+        costs,
+        budget_s=options.budget.seconds,
+        has_ranges=True,
+        proposals=RANGES_PROPOSALS,
+        threads=options.threads,
+        progress=_exact_progress(show),
+    )
+    stop = StopReason.OPTIMAL_OF_RANGES if found.is_optimal else found.stop
+    return SearchReport(
+        "exact-ranges",
+        options.seed,
+        found.strategy,
+        found.makespan_s,
+        found.fits,
+        (CurvePoint(found.elapsed_s, found.bounded, found.makespan_s),),
+        (_exact_start("exact-ranges", found, stop),),
+        found.elapsed_s,
+        stop,
+    )
+
+
+def _exact_progress(show: ShowSearch | None) -> ShowExact:
+    def progress(best_s: float, lower_bound_s: float, _: int) -> None:
+        if show is not None:
+            show(lower_bound_s / best_s, f"{best_s * 1e3:.4g} ms, at least {lower_bound_s * 1e3:.4g}")
+
+    return progress
+
+
+def _exact_start(name: str, found: ExactResult, stop: StopReason) -> StartReport:
+    return StartReport(name, found.makespan_s, found.makespan_s, found.bounded, found.simulated, stop)
+
+
 def _exactly(
     graph: Graph,
     machine: Machine,
@@ -129,11 +176,6 @@ def _exactly(
     show: ShowSearch | None,
 ) -> SearchReport:
     budget_s = options.budget.seconds
-
-    def progress(best_s: float, lower_bound_s: float, _: int) -> None:
-        if show is not None:
-            show(lower_bound_s / best_s, f"{best_s * 1e3:.4g} ms, at least {lower_bound_s * 1e3:.4g}")
-
     chains = mcmc(
         graph,
         machine,
@@ -145,10 +187,13 @@ def _exactly(
     start = chains.strategy if is_in_space(chains.strategy) else None
     left_s = None if budget_s is None else max(0.0, budget_s - chains.elapsed_s)
     found = exact_search(
-        graph, machine, costs, budget_s=left_s, start=start, threads=options.threads, progress=progress
-    )
-    told = StartReport(
-        "exact", found.makespan_s, found.makespan_s, found.bounded, found.simulated, found.stop
+        graph,
+        machine,
+        costs,
+        budget_s=left_s,
+        start=start,
+        threads=options.threads,
+        progress=_exact_progress(show),
     )
     return SearchReport(
         "exact",
@@ -157,7 +202,7 @@ def _exactly(
         found.makespan_s,
         found.fits,
         (*chains.curve, CurvePoint(chains.elapsed_s + found.elapsed_s, chains.proposals, found.makespan_s)),
-        (*chains.starts, told),
+        (*chains.starts, _exact_start("exact", found, found.stop)),
         chains.elapsed_s + found.elapsed_s,
         found.stop,
         found.lower_bound_s,
@@ -238,6 +283,7 @@ SEARCHES: Mapping[str, Search] = MappingProxyType(
         **{name: partial(_by_chains, name) for name in RULES},
         "unity": _jointly,
         "exact": _exactly,
+        "exact-ranges": _exactly_in_ranges,
         "pipeline": _as_pipeline,
     }
 )

@@ -21,6 +21,7 @@ class StopReason(StrEnum):
     CONVERGED = "half of the search brought nothing better"
     INTERRUPTED = "it was interrupted"
     OPTIMAL = "nothing better exists"
+    OPTIMAL_OF_RANGES = "nothing better exists on devices that follow each other"
 
 
 @dataclass(frozen=True)
