@@ -195,15 +195,21 @@ def _exactly(
         threads=options.threads,
         progress=_exact_progress(show),
     )
+    elapsed_s = chains.elapsed_s + found.elapsed_s
+    starts = (*chains.starts, _exact_start("exact", found, found.stop))
+    if start is None and chains.makespan_s < found.makespan_s and chains.fits:
+        # What chains start from may have copies, which are outside the space: then they may be faster.
+        stop = StopReason.OPTIMAL_WITHOUT_COPIES if found.is_optimal else found.stop
+        return replace(chains, method="exact", starts=starts, elapsed_s=elapsed_s, stop=stop)
     return SearchReport(
         "exact",
         options.seed,
         found.strategy,
         found.makespan_s,
         found.fits,
-        (*chains.curve, CurvePoint(chains.elapsed_s + found.elapsed_s, chains.proposals, found.makespan_s)),
-        (*chains.starts, _exact_start("exact", found, found.stop)),
-        chains.elapsed_s + found.elapsed_s,
+        (*chains.curve, CurvePoint(elapsed_s, chains.proposals, found.makespan_s)),
+        starts,
+        elapsed_s,
         found.stop,
         found.lower_bound_s,
     )
