@@ -30,8 +30,8 @@ from soapstone.machine import resolve
 from soapstone.search.baselines import baseline
 from soapstone.search.baselines.scoring import Scorer
 from soapstone.search.exact import PROPOSALS, ROUNDING, exact_search, lower_bound
-from soapstone.search.find import RANGES_PROPOSALS
 from soapstone.search.mcmc import Budget, mcmc
+from soapstone.search.proofs import RANGES_PROPOSALS
 
 SMALL = {"lenet": 0.8, "rnnlm:steps=2": 18.0}  # [paper] FlexFlow 8.3: hours
 LARGE = ("alexnet", "inception_v3", "resnet101", "rnntc", "rnnlm", "nmt")
@@ -70,7 +70,9 @@ def small(models: list[str], tolerances: list[float], budget_s: float, threads: 
 
 def chains(models: list[str], seeds: int, budget_s: float) -> None:
     """Prints a row for each problem and seed."""
-    print("| model | seed | optimum among ranges, ms | found, ms | as fast as that after, CPU s | proposals |")
+    print(
+        "| model | seed | optimum among ranges, ms | found, ms | as fast as that after, CPU s | proposals |"
+    )
     print("|---|---|---|---|---|---|")
     for model in models:
         graph, machine = load(model, devices=4).captured().graph, resolve("p100:1x4")

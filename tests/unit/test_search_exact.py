@@ -104,9 +104,7 @@ def test_a_start_whose_devices_do_not_follow_each_other_is_refused_among_ranges(
         exact_search(graph, machine, COSTS, has_ranges=True, start=turned)
 
 
-@pytest.mark.parametrize(
-    ("model", "makespan_s"), [("lenet", 229.388e-6), ("rnnlm:steps=2", 23469.066e-6)]
-)
+@pytest.mark.parametrize(("model", "makespan_s"), [("lenet", 229.388e-6), ("rnnlm:steps=2", 23469.066e-6)])
 def test_the_papers_small_problems_are_solved_among_ranges(model: str, makespan_s: float) -> None:
     """FlexFlow 8.3, in the space of its own code. The makespans are those of docs/results.md."""
     graph, machine = load(model, devices=4).captured().graph, preset("p100:1x4")

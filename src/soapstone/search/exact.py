@@ -5,10 +5,11 @@
     lower_bound   what no strategy can do better than, on any machine -> cpp/lower_bound.h
 
 What is proved: no strategy of the space (`strategy.space`: every layout of every block, its shards on
-different devices, one copy) has a simulated makespan less than `(1 - tolerance)` times the one returned.
-The default tolerance only absorbs rounding. Relabelling the devices can change a simulated makespan, since
-ties are broken by the task order and rings run by device number; so bounds that hold for all relabellings
-lead the way, and all relabellings of a whole strategy are simulated (`docs/decisions/0009-exact-search.md`).
+different devices, one copy; with `has_ranges`, on devices that follow each other by number) has a simulated
+makespan less than `(1 - tolerance)` times the one returned. The default tolerance only absorbs rounding.
+Relabelling the devices can change a simulated makespan, since ties are broken by the task order and rings run
+by device number; so bounds that hold for all relabellings lead the way, and all relabellings of a whole
+strategy are simulated (`docs/decisions/0009-exact-search.md`).
 
 Memory limits are not part of the search: `fits` says whether the strategy returned keeps within them, with
 SGD and momentum. If it does not, a slower one that fits may exist, and the proof is not about those.
@@ -166,7 +167,9 @@ def exact_search(  # noqa: PLR0913, a search has that many sides
 class _Tree:
     """The tree of partial strategies: one search of all of it, then several of its parts."""
 
-    def __init__(self, problem: FlatProblem, search: native.ExactSearch, tolerance: float, has_ranges: bool) -> None:
+    def __init__(
+        self, problem: FlatProblem, search: native.ExactSearch, tolerance: float, has_ranges: bool
+    ) -> None:
         self.problem, self.tolerance, self.has_ranges = problem, tolerance, has_ranges
         self.searches = [search]
         self.known_s = 0.0  # what is proved of the parts that are done, if they are not all

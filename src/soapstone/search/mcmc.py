@@ -53,10 +53,10 @@ HOT, COLD = 1e-3, 1e-6
 of the best makespan."""
 
 FEW_BLOCKS, WARMTH, WARM_SHARE = 24, 0.05, 0.85
-"""[choice] A chain over fewer blocks than the first starts at the second by the number of blocks, cools down to
-half of that in the third part of its time, and only then to `COLD`: with few blocks each is a large part of the
-makespan, and so are the steps between good strategies ([measured] LeNet on 4 P100, 2.5 s of CPU time: the
-optimum among ranges with 8 of 8 seeds; 6 of 8 without)."""
+"""[choice] A chain over fewer blocks than the first starts at the second by the number of blocks, cools down
+to half of that in the third part of its time, and only then to `COLD`: with few blocks each is a large part
+of the makespan, and so are the steps between good strategies ([measured] LeNet on 4 P100, 2.5 s of CPU time:
+the optimum among ranges or better with 8 of 8 seeds; 6 of 8 without)."""
 
 LEAST_PROPOSALS = 250
 """[choice] Before so many proposals a chain does not give up for want of progress."""
@@ -112,6 +112,7 @@ class Rules:
 
 EXPERTS = ("krizhevsky", "wu", "megatron", "dlrm_expert")
 """The baselines that a person who knows the model would choose."""
+
 
 def _temperature(progress: float, blocks: int) -> float:
     """1 / beta in parts of the best makespan, for `mcmc`."""
