@@ -117,11 +117,15 @@ EXPERTS = ("krizhevsky", "wu", "megatron", "dlrm_expert")
 def _temperature(progress: float, blocks: int) -> float:
     """1 / beta in parts of the best makespan, for `mcmc`."""
     if blocks >= FEW_BLOCKS:
-        return HOT * (COLD / HOT) ** progress
+        return _cooled(HOT, COLD, progress)
     warm = WARMTH / blocks
     if progress < WARM_SHARE:
-        return warm * 0.5 ** (progress / WARM_SHARE)
-    return warm / 2 * (2 * COLD / warm) ** ((progress - WARM_SHARE) / (1 - WARM_SHARE))
+        return _cooled(warm, warm / 2, progress / WARM_SHARE)
+    return _cooled(warm / 2, COLD, (progress - WARM_SHARE) / (1 - WARM_SHARE))
+
+
+def _cooled(first: float, last: float, progress: float) -> float:
+    return first * float((last / first) ** progress)
 
 
 RULES = {
