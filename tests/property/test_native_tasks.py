@@ -227,8 +227,8 @@ def with_embeddings() -> FlatProblem:
 def test_chains_are_the_same_where_proposals_are_dropped_for_their_tail(
     seed: int, temperature: float
 ) -> None:
-    """From data parallelism, where devices are idle only at the end, after their last compute tasks; hot chains
-    come to weights that are read in pieces and blocks whose shards read different values."""
+    """From data parallelism, where devices are idle only at the end, after their last compute tasks; hot
+    chains come to weights that are read in pieces and blocks whose shards read different values."""
     problem = with_embeddings()
     strategy = baseline("data_parallel", problem.graph, problem.machine)
     chains = [
