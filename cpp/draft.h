@@ -47,6 +47,10 @@ inline TaskOrder Order(Pass pass, std::int64_t position, Class what, std::int64_
          (static_cast<TaskOrder>(number) << kLocalBits) | static_cast<TaskOrder>(local);
 }
 
+inline Pass OrderPass(TaskOrder order) {
+  return static_cast<Pass>(order >> (2 + kPositionBits + kNumberBits + kLocalBits));
+}
+
 // A task or gate as the draft of a group knows it.
 struct Ref {
   static constexpr std::int32_t kOwn = -1;

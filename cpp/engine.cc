@@ -13,7 +13,12 @@ constexpr std::int32_t kLeastBetweenSnapshots = 16;
 constexpr std::int32_t kMostSnapshots = 128;
 // From what part of the makespan on the longest path is worth looking at.
 constexpr double kClosePath = 0.9;
-constexpr std::int32_t kBetweenPaths = 256;  // accepted proposals until that is asked again
+// From what part of it on the tail is.
+constexpr double kLongTail = 0.002;
+// How many proposals the tail is tried on, and what part of them it has to drop to be kept.
+constexpr std::int32_t kTailTries = 64;
+constexpr std::int64_t kLeastTailDrops = 4;
+constexpr std::int32_t kBetweenLooksAtBounds = 256;  // accepted proposals until that is asked again
 // Added to what a task waits for while not all of that is known.
 constexpr std::int32_t kPending = 1 << 24;
 constexpr std::int32_t kBetweenLooks = 32;  // tasks between looks at all resources, at least
@@ -26,6 +31,7 @@ double LimitOf(double threshold_s) { return threshold_s * kFemto * (1 + 1e-12); 
 Engine::Engine(const Problem* problem, BoxTables* tables, EngineOptions options)
     : graph_(problem, tables),
       path_(problem, tables, &graph_),
+      tail_bound_(problem, &graph_, &path_),
       options_(options),
       devices_(problem->machine.device_count),
       resources_(problem->machine.device_count + problem->machine.link_count),
@@ -41,7 +47,8 @@ Engine::Engine(const Problem* problem, BoxTables* tables, EngineOptions options)
       rebuilt_in_(graph_.groups().size(), 0),
       free_s_(resources_, 0),
       done_fs_(resources_, 0),
-      left_fs_(resources_, 0) {}
+      left_fs_(resources_, 0),
+      done_compute_fs_(devices_, 0) {}
 
 void Engine::Place(std::int32_t block, const Placement& placement) {
   graph_.Place(block, placement);
@@ -69,11 +76,12 @@ double Engine::Makespan() {
   snapshot_count_ = 0;
   changes_ = {};
   awaits_backward_ = false;
+  tail_ = {};
   Reserve();
   NextRun();
   proposed_s_ = Run(0, kNever);
   Commit();
-  LookAtPath();
+  LookAtBounds();
   is_known_ = true;
   return makespan_s_;
 }
@@ -84,6 +92,7 @@ double Engine::Propose(std::span<const Change> changes, double threshold_s) {
   changes_ = changes;
   is_begun_ = false;
   NextRun();
+  tail_ = NextTail();
   if (!FitsCompute(limit_fs)) return kNever;
   if (uses_path_ && path_.Propose(changes) * kFemto > limit_fs) return kNever;
   is_begun_ = true;
@@ -192,7 +201,11 @@ void Engine::Accept() {
   if (uses_path_) path_.Accept();
   graph_.Keep();
   Commit();
-  if (--until_path_ == 0) LookAtPath();
+  if (--until_look_ == 0) {
+    LookAtBounds();
+  } else if (uses_tail_) {
+    tail_bound_.Reset();
+  }
   changes_ = {};
 }
 
@@ -223,11 +236,26 @@ std::vector<Simulator::Ended> Engine::Ends() const {
 
 // -- bounds -----------------------------------------------------------------------------------------------
 
-// Decides whether the bound of the longest path is close enough to be of use.
-void Engine::LookAtPath() {
-  until_path_ = kBetweenPaths;
+// Decides whether the longest path is close enough, and the tail long enough, to be of use.
+void Engine::LookAtBounds() {
+  until_look_ = kBetweenLooksAtBounds;
   path_.Reset();
   uses_path_ = options_.uses_threshold && path_.current_s() > kClosePath * makespan_s_;
+  const auto tail_fs = static_cast<double>(tail_bound_.Reset().tail_fs);
+  uses_tail_ = options_.uses_threshold && tail_fs > kLongTail * makespan_s_ * kFemto;
+  tail_tries_ = 0;
+  tail_drops_ = counters_.by_tail;
+}
+
+// The tail of the proposal, unless few of the last ones were dropped by theirs.
+TailBound::Tail Engine::NextTail() {
+  if (!uses_tail_) return {};
+  if (++tail_tries_ > kTailTries) {
+    uses_tail_ = counters_.by_tail - tail_drops_ >= kLeastTailDrops;
+    tail_tries_ = 0;
+    tail_drops_ = counters_.by_tail;
+  }
+  return tail_bound_.Propose(changes_);
 }
 
 // Whether every device could do its compute tasks in time.
@@ -246,11 +274,17 @@ bool Engine::FitsCompute(double limit_fs) {
     count(graph_.placement(change.block), -1);
     count(change.placement, 1);
   }
-  return std::all_of(changes_.begin(), changes_.end(), [&](const Change& change) {
-    return std::all_of(change.placement.devices.begin(), change.placement.devices.end(), [&](std::int32_t device) {
-      return static_cast<double>(new_compute_fs_[device]) <= limit_fs;
+  const auto fits = [&](const auto& fits_device) {
+    return std::all_of(changes_.begin(), changes_.end(), [&](const Change& change) {
+      return std::all_of(change.placement.devices.begin(), change.placement.devices.end(), fits_device);
     });
-  });
+  };
+  if (!fits([&](std::int32_t device) { return static_cast<double>(new_compute_fs_[device]) <= limit_fs; })) return false;
+  if (tail_.tail_fs == 0) return true;
+  std::fill(done_compute_fs_.begin(), done_compute_fs_.end(), 0);
+  if (fits([&](std::int32_t device) { return WithTail(device) <= limit_fs; })) return true;
+  ++counters_.by_tail;
+  return false;
 }
 
 void Engine::Count(const Group& group, std::int64_t sign) {
@@ -275,14 +309,25 @@ bool Engine::FitsCounted(const Group& group, double limit_fs) {
 }
 
 // Whether every resource could do what it has left, no task of it starting before `now_s`.
-bool Engine::FitsLeft(double now_s, double limit_fs) const {
-  double most_fs = 0;
+bool Engine::FitsLeft(double now_s, double limit_fs) {
+  bool fits = true;
   for (std::int32_t resource = 0; resource < resources_; ++resource) {
     // A resource without work left is done.
     const double from_s = left_fs_[resource] > 0 ? std::max(now_s, free_s_[resource]) : 0;
-    most_fs = std::max(most_fs, from_s * kFemto + static_cast<double>(left_fs_[resource]));
+    fits &= from_s * kFemto + static_cast<double>(left_fs_[resource]) <= limit_fs;
   }
-  return most_fs <= limit_fs;
+  if (!fits || tail_.tail_fs == 0) return fits;
+  for (std::int32_t device = 0; device < devices_; ++device) {
+    fits &= std::max(now_s, free_s_[device]) * kFemto + WithTail(device) <= limit_fs;
+  }
+  counters_.by_tail += fits ? 0 : 1;
+  return fits;
+}
+
+// What a device has left of compute work, and what is sure to come after it, if anything is.
+double Engine::WithTail(std::int32_t device) const {
+  const std::int64_t left_fs = new_compute_fs_[device] - done_compute_fs_[device];
+  return left_fs > tail_.slack_fs ? static_cast<double>(left_fs + tail_.tail_fs) : 0;
 }
 
 // Whether some task of a block waits for nothing.
@@ -327,6 +372,7 @@ void Engine::Start(std::int32_t from, double limit_s) {
     so_far_s_ = 0;
     std::fill(free_s_.begin(), free_s_.end(), 0);
     std::fill(done_fs_.begin(), done_fs_.end(), 0);
+    std::fill(done_compute_fs_.begin(), done_compute_fs_.end(), 0);
     queue_.Reset(last_moment_, 0, last_s);
     for (std::int32_t block = 0; block < graph_.block_count(); ++block) {
       if (!has_root_[block]) continue;
@@ -343,6 +389,7 @@ void Engine::Start(std::int32_t from, double limit_s) {
     so_far_s_ = snapshot.makespan_s;
     std::copy(snapshot.free_s.begin(), snapshot.free_s.end(), free_s_.begin());
     std::copy(snapshot.done_fs.begin(), snapshot.done_fs.end(), done_fs_.begin());
+    std::copy(snapshot.done_compute_fs.begin(), snapshot.done_compute_fs.end(), done_compute_fs_.begin());
     double first_s = last_s;
     for (const Calendar::Event& event : snapshot.queue) first_s = std::min(first_s, event.ready_s);
     queue_.Reset(last_moment_ - std::min(last_moment_, start_), first_s, last_s);
@@ -398,6 +445,13 @@ double Engine::Run(std::int32_t from, double threshold_s) {
         is_late = is_late || until_s * kFemto + static_cast<double>(left_fs_[resource]) > limit_fs;
         ++counters_.simulated;
       });
+      if (!slot.is_batch() && slot.resource < devices_ && OrderPass(slot.order) != kUpdatePass) {
+        done_compute_fs_[slot.resource] += Femtoseconds(slot.duration_s);
+        if (tail_.tail_fs > 0 && !is_late && end_s * kFemto + WithTail(slot.resource) > limit_fs) {
+          is_late = true;
+          ++counters_.by_tail;
+        }
+      }
       so_far_s_ = std::max(so_far_s_, end_s);
       if (threshold_s < kNever && (is_late || end_s > threshold_s)) return kNever;
       log_.push_back({end_s, number, moment_});
@@ -460,6 +514,7 @@ std::int32_t Engine::PendingOf(std::int32_t slot) const {
 }
 
 bool Engine::IsPending(std::int32_t slot) const {
+  if (OrderPass(graph_.slots()[slot].order) != kBackwardPass) return false;
   const std::int32_t block = graph_.group_of()[slot];
   if (block >= graph_.block_count() || pending_in_[block] != run_) return false;
   const std::int32_t local = slot - graph_.groups()[block].first;
@@ -468,6 +523,7 @@ bool Engine::IsPending(std::int32_t slot) const {
 
 // Whether a task has to do with the groups that are still to be rebuilt.
 bool Engine::IsAwaited(std::int32_t slot) const {
+  if (OrderPass(graph_.slots()[slot].order) != kBackwardPass) return false;
   const std::int32_t block = graph_.group_of()[slot];
   if (block >= graph_.block_count() || awaited_in_[block] != run_) return false;
   const std::int32_t local = slot - graph_.groups()[block].first;
@@ -482,6 +538,7 @@ std::int32_t Engine::TakeSnapshot() {
   snapshot.makespan_s = so_far_s_;
   snapshot.free_s.assign(free_s_.begin(), free_s_.end());
   snapshot.done_fs.assign(done_fs_.begin(), done_fs_.end());
+  snapshot.done_compute_fs.assign(done_compute_fs_.begin(), done_compute_fs_.end());
   snapshot.queue.clear();
   queue_.ForEach([&](const Calendar::Event& event) { snapshot.queue.push_back(event); });
   return static_cast<std::int32_t>(snapshot.queue.size());

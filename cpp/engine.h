@@ -4,7 +4,8 @@
 // Three things make a proposal cheap, none of which changes a bit of the outcome:
 //   the threshold   the caller says beforehand up to what makespan a proposal is of interest; it is dropped
 //                   as soon as the work that a resource has left cannot be done by then, or the longest path
-//                   cannot be walked: for most proposals, before a single task is built;
+//                   cannot be walked, or what is sure to follow a device's last compute task comes too late: for
+//                   most proposals, before a single task is built;
 //   the rewind      snapshots of the last accepted simulation, from the latest of which that no task of the
 //                   changed groups precedes the simulation goes on; what tasks still wait for is worked out
 //                   from the accepted timeline when it reaches them;
@@ -24,6 +25,7 @@
 #include "predecessors.h"
 #include "problem.h"
 #include "simulator.h"
+#include "tail_bound.h"
 #include "tasks.h"
 
 namespace soapstone {
@@ -79,10 +81,11 @@ class Engine final : public Simulator {
     double makespan_s = 0;
     std::vector<double> free_s;
     std::vector<std::int64_t> done_fs;
+    std::vector<std::int64_t> done_compute_fs;
     std::vector<Calendar::Event> queue;
   };
 
-  void LookAtPath();
+  void LookAtBounds();
   bool FitsCompute(double limit_fs);
   void Count(const Group& group, std::int64_t sign);
   bool FitsCounted(const Group& group, double limit_fs);
@@ -98,7 +101,9 @@ class Engine final : public Simulator {
   std::int32_t FirstMoment() const;
   double Run(std::int32_t from, double threshold_s);
   void Start(std::int32_t from, double limit_s);
-  bool FitsLeft(double now_s, double limit_fs) const;
+  bool FitsLeft(double now_s, double limit_fs);
+  double WithTail(std::int32_t device) const;
+  TailBound::Tail NextTail();
   std::int32_t TakeSnapshot();
   void Arrive(std::int32_t slot, double end_s);
   void Revive(std::int32_t slot);
@@ -106,6 +111,7 @@ class Engine final : public Simulator {
 
   TaskGraph graph_;
   PathBound path_;
+  TailBound tail_bound_;
   EngineOptions options_;
   std::int32_t devices_;
   std::int32_t resources_;
@@ -130,8 +136,12 @@ class Engine final : public Simulator {
   // The proposal.
   std::span<const Change> changes_;
   bool is_begun_ = false;
-  std::int32_t until_path_ = 0;
+  std::int32_t until_look_ = 0;
   bool uses_path_ = false;  // whether the bound of the longest path is close enough to be of use
+  bool uses_tail_ = false;  // whether the tail is long enough to be of use
+  TailBound::Tail tail_;
+  std::int32_t tail_tries_ = 0;  // proposals since it was last asked whether it drops enough of them
+  std::int64_t tail_drops_ = 0;  // by_tail at that time
   std::vector<std::uint8_t> had_root_;  // by change, before it
   bool awaits_backward_ = false;  // whether the groups of the backward pass are still to be rebuilt
   bool is_backward_due_ = false;  // whether it is time to do so
@@ -151,6 +161,7 @@ class Engine final : public Simulator {
   std::vector<double> free_s_;
   std::vector<std::int64_t> done_fs_;
   std::vector<std::int64_t> left_fs_;
+  std::vector<std::int64_t> done_compute_fs_;  // by device
   std::vector<Record> log_;
   std::vector<Snapshot> taken_;  // the first `taken_count_`
   std::size_t taken_count_ = 0;

@@ -248,7 +248,7 @@ class Proposals {
   }
   nb::tuple Counters() {
     const Simulator::Counters& counters = chain_.simulator()->counters();
-    return nb::make_tuple(counters.built, counters.run, counters.simulated);
+    return nb::make_tuple(counters.built, counters.run, counters.simulated, counters.by_tail);
   }
 
  private:

@@ -34,6 +34,9 @@ class PathBound {
 
   double current_s() const { return current_s_; }
 
+  // All blocks, each after those it reads from.
+  std::span<const std::int32_t> order() const { return order_; }
+
  private:
   // A value as one of its readers waits for it.
   struct Edge {

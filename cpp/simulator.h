@@ -28,6 +28,7 @@ class Simulator {
     std::int64_t built = 0;      // proposals for which tasks were built
     std::int64_t run = 0;        // proposals that were simulated
     std::int64_t simulated = 0;  // tasks whose start was worked out
+    std::int64_t by_tail = 0;    // proposals dropped because of what follows the last compute task of a device
   };
 
   // When tasks that follow each other in the task order are over: one, or all of a batch.

@@ -162,6 +162,10 @@ class TaskGraph {
   // Those that use its weights, itself included.
   std::span<const std::int32_t> sharers(std::int32_t block) const { return sharers_[block]; }
 
+  // Those that read a weight, ascending, and its group.
+  std::span<const std::int32_t> users(std::int32_t weight) const { return users_[weight]; }
+  std::int32_t WeightGroup(std::int32_t weight) const { return block_count() + 2 * value_count() + weight; }
+
   // How many compute tasks a block has in one pass: by segment, then by place. Its slots are those of the
   // forward pass, then those of the backward pass, then the rest.
   std::int32_t PassTasks(std::int32_t block) const {
@@ -220,7 +224,6 @@ class TaskGraph {
   std::int32_t ValueGroup(std::int32_t value, Pass pass) const {
     return block_count() + (pass == kForwardPass ? 0 : value_count()) + value;
   }
-  std::int32_t WeightGroup(std::int32_t weight) const { return block_count() + 2 * value_count() + weight; }
   // The place among a block's compute tasks of one pass.
   std::int32_t Place(std::int32_t block, std::int32_t segment, std::int32_t pc) const {
     return segment * static_cast<std::int32_t>(placements_[block].devices.size()) + pc;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from random import Random
 from typing import get_args
 
@@ -16,7 +17,9 @@ from oracles.strategies import pipelined, planned
 from soapstone import native
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import StrategyError
-from soapstone.machine import Machine
+from soapstone.frontends.source import load
+from soapstone.machine import Machine, resolve
+from soapstone.search.baselines import baseline
 from soapstone.sim.reference import simulate
 from soapstone.strategy.pipeline import repeated
 from soapstone.strategy.space import Space
@@ -206,6 +209,40 @@ def test_every_method_walks_the_same_chain(
             for chain in chains
         }
         assert len(walked) == 1
+
+
+@cache
+def with_embeddings() -> FlatProblem:
+    """A recurrent model whose first weights are large, on two nodes: all-reduces of them come last."""
+    graph = (
+        load("nmt:steps=6,hidden=512,layers=1,source_vocabulary=8000,target_vocabulary=500", devices=4)
+        .captured()
+        .graph
+    )
+    return FlatProblem(graph, resolve("p100:2x2"), COSTS)
+
+
+@given(seed=st.integers(0, 2**32), temperature=st.sampled_from([1e-6, 1e-3, 1e-2]))
+@settings(max_examples=8, deadline=None)
+def test_chains_are_the_same_where_proposals_are_dropped_for_their_tail(
+    seed: int, temperature: float
+) -> None:
+    """From data parallelism, where devices are idle only at the end, after their last compute tasks; hot
+    chains come to weights that are read in pieces and blocks whose shards read different values."""
+    problem = with_embeddings()
+    strategy = baseline("data_parallel", problem.graph, problem.machine)
+    chains = [
+        placed(problem, strategy, "engine", seed=seed),
+        placed(problem, strategy, "engine", seed=seed, uses_threshold=False),
+        placed(problem, strategy, "plain", seed=seed),
+    ]
+    temperature_s = temperature * chains[0].makespan()
+    for _ in range(8):
+        assert len({(chain.step(25, temperature_s), chain.makespan()) for chain in chains}) == 1
+    *_, dropped = chains[0].counters
+    *_, without_threshold = chains[1].counters
+    assert dropped > 0
+    assert without_threshold == 0
 
 
 @given(planned())
