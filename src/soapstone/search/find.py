@@ -19,7 +19,7 @@ from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.machine.checks import did_you_mean
 from soapstone.machine.units import Quantity
-from soapstone.plans import Plan, Simulation, planned, simulation
+from soapstone.plans import Plan, Prediction, planned, predicted
 from soapstone.search.baselines import BASELINES, applicable, baseline
 from soapstone.search.exact import exact_search, is_in_space, lower_bound
 from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc
@@ -272,11 +272,10 @@ def search_named(name: str) -> Search:
 
 @dataclass(frozen=True)
 class Settled:
-    """A plan and its simulation. `instead` names what took the place of what the search had found, because
-    that does not fit in memory: a baseline, or `SPARING`."""
+    """A plan. `instead` names what took the place of what the search had found, because that does not fit in
+    memory: a baseline, or `SPARING`."""
 
     plan: Plan
-    simulation: Simulation
     instead: str | None = None
 
 
@@ -284,32 +283,32 @@ def settled(
     report: SearchReport, machine: Machine, costs: AnalyticCosts, model: str, options: Options
 ) -> Settled:
     """The plan that a search leads to. One that does not fit is never preferred to one that does."""
-    simulated = simulation(report.strategy, machine, costs, options.optimizer)
-    fits = simulated.prediction.fits(machine)
+    prediction = predicted(report.strategy, machine, costs, options.optimizer)
+    fits = prediction.fits(machine)
     chosen, instead = report.strategy, None
     if not fits:
         others = _resorts(report.strategy.graph, machine, costs, options.seed)
-        spared = _spared(report, simulated, machine, costs, options)
+        spared = _spared(report, prediction, machine, costs, options)
         if spared is not None:
             others[SPARING] = spared
         for name, strategy in _fastest_first(others, machine, costs):
-            other = simulation(strategy, machine, costs, options.optimizer)
-            if other.prediction.fits(machine):
-                simulated, chosen, instead, fits = other, strategy, name, True
+            other = predicted(strategy, machine, costs, options.optimizer)
+            if other.fits(machine):
+                prediction, chosen, instead, fits = other, strategy, name, True
                 break
-    taken = replace(report, strategy=chosen, makespan_s=simulated.timeline.makespan_s, fits=fits)
+    taken = replace(report, strategy=chosen, makespan_s=prediction.makespan_s, fits=fits)
     if chosen.pipeline is not None:
         taken = replace(taken, lower_bound_s=None)
     document = {**taken.document(), "instead": instead}
     plan = planned(
-        chosen, machine, simulated, costs, model=model, optimizer=options.optimizer, search=document
+        chosen, machine, prediction, costs, model=model, optimizer=options.optimizer, search=document
     )
-    return Settled(plan, simulated, instead)
+    return Settled(plan, instead)
 
 
 def _spared(
     report: SearchReport,
-    simulated: Simulation,
+    prediction: Prediction,
     machine: Machine,
     costs: AnalyticCosts,
     options: Options,
@@ -319,7 +318,7 @@ def _spared(
         return None
     budget, share = _part(options.budget, SECOND_SHARE), 1.0
     for _ in range(SECOND_TRIES):
-        share *= SPARED * _room(simulated, machine)
+        share *= SPARED * _room(prediction, machine)
         found = mcmc(
             report.strategy.graph,
             machine,
@@ -330,8 +329,8 @@ def _spared(
             optimizer=options.optimizer,
             memory_share=share,
         )
-        simulated = simulation(found.strategy, machine, costs, options.optimizer)
-        if simulated.prediction.fits(machine):
+        prediction = predicted(found.strategy, machine, costs, options.optimizer)
+        if prediction.fits(machine):
             return found.strategy
         if not found.fits or found.stop is StopReason.INTERRUPTED:
             return None  # with still less there is still less to be found
@@ -344,9 +343,9 @@ def _part(budget: Budget, part: float) -> Budget:
     return replace(budget, seconds=seconds, proposals=proposals)
 
 
-def _room(simulated: Simulation, machine: Machine) -> float:
+def _room(prediction: Prediction, machine: Machine) -> float:
     """By what factor the memory of some device falls short of a peak."""
-    peaks = zip(simulated.prediction.memory_bytes, machine.devices, strict=True)
+    peaks = zip(prediction.memory_bytes, machine.devices, strict=True)
     return min(1.0, *(device.kind.memory_bytes / peak for peak, device in peaks if peak > 0))
 
 
