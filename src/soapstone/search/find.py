@@ -59,6 +59,11 @@ PIPELINE_SHARE = 0.15
 """[measured] bench/unity.py searches: `auto` is better on three of six models and worse on two, by less than
 0.1 %; it becomes the default when it is worse on none."""
 
+SETTLING_S_PER_SHARD, MOST_SETTLING = 4e-4, 0.25
+"""[measured] What settling takes for each block and device (Inception-v3 on 192 devices: 24,200 of these and
+about 10 s of CPU time for the bound, the exact prediction and the figures of it and of two rivals), and
+[choice] the largest part of the seconds that is kept back for it."""
+
 EXACT_PROPOSALS = 5000
 """[choice] Of each chain that looks for a strategy for the exact search to start from."""
 
@@ -251,16 +256,25 @@ def find(
     options: Options,
     show: ShowSearch | None = None,
 ) -> SearchReport:
-    """What the search of `options` finds. A KeyboardInterrupt ends it with the best so far."""
+    """What the search of `options` finds. A KeyboardInterrupt ends it with the best so far. Of the seconds of
+    its budget as much is left as it takes to make a plan of what was found."""
     if not blocks(graph):
         raise SearchError(
             f"model '{graph.name}' has nothing to split: no operator of it depends on a weight; give it one"
         )
-    report = search_named(options.search)(graph, machine, costs, options, show)
+    budget = _without_settling(options.budget, len(blocks(graph)) * len(machine.devices))
+    report = search_named(options.search)(graph, machine, costs, replace(options, budget=budget), show)
     # What bounds strategies of whole batches does not bound those of micro-batches.
     if report.lower_bound_s is None and report.strategy.pipeline is None:
         report = replace(report, lower_bound_s=lower_bound(report.strategy.graph, machine, costs).seconds)
     return report
+
+
+def _without_settling(budget: Budget, shards: int) -> Budget:
+    if budget.seconds is None:
+        return budget
+    kept_s = min(SETTLING_S_PER_SHARD * shards, MOST_SETTLING * budget.seconds)
+    return replace(budget, seconds=budget.seconds - kept_s)
 
 
 def search_named(name: str) -> Search:

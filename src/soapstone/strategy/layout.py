@@ -6,15 +6,20 @@ what two layouts exchange over a value can be worked out once.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 
 from soapstone.errors import StrategyError
 from soapstone.graph import Graph, Node
 from soapstone.ops.box import Box, Interval, contains
 from soapstone.ops.signature import IterationBox, Signature
 from soapstone.strategy.blocks import Block, follower_box, passes_sums
+
+MOST_SHARDS = 100_000
+"""[choice] How many shards the layouts that are remembered may have together: some 100 MB."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +99,43 @@ class Layout:
 
 def layout(graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout:
     """The layout, or an error that says which node of the block cannot be split so."""
-    found = _layout(graph, block, degrees)
+    found = _RECENT.layout(graph, block, degrees)
     if isinstance(found, str):
         raise StrategyError(f"block '{block.name}' cannot be split by {dict(degrees)}: {found}")
     return found
+
+
+class _Recent:
+    """The layouts asked for last. Strategies of one graph have most of theirs in common, and on hundreds of
+    devices each takes tens of milliseconds. An entry keeps its graph, so that its id is that of no other."""
+
+    def __init__(self) -> None:
+        self.known: OrderedDict[tuple[object, ...], tuple[Graph, Layout | str]]
+        self.known, self.shards, self.lock = OrderedDict(), 0, Lock()
+
+    def layout(self, graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout | str:
+        """The layout, or what is in the way."""
+        key = (id(graph), tuple(node.name for node in block.nodes), tuple(degrees.items()))
+        with self.lock:
+            if key in self.known:
+                self.known.move_to_end(key)
+                return self.known[key][1]
+        found = _layout(graph, block, degrees)
+        with self.lock:
+            if key not in self.known:
+                self.known[key] = graph, found
+                self.shards += _size(found)
+            while self.shards > MOST_SHARDS:
+                _, (_, oldest) = self.known.popitem(last=False)
+                self.shards -= _size(oldest)
+        return found
+
+
+def _size(found: Layout | str) -> int:
+    return 1 if isinstance(found, str) else found.parts
+
+
+_RECENT = _Recent()
 
 
 def first_shard(graph: Graph, block: Block, degrees: Mapping[str, int]) -> tuple[IterationBox, ...]:
