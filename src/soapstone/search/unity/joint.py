@@ -36,12 +36,12 @@ from soapstone.search.unity.selecting import Candidate, Selection, fastest_alone
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import FlatProblem
 
-FIRST_SHARE, FRUITLESS_SHARE = 0.4, 0.15
+FIRST_SHARE, FRUITLESS_SHARE = 0.4, 0.1
 """[choice] The parts of the seconds after which no more candidates are looked for: at the latest, and while
 none was better than the graph that was given. [measured] Of the paper's seven models most have nothing to
 rewrite, and with two fifths of 8 s spent on trying to, the result was 7 % worse than without."""
 
-ALONE_SHARE = 0.05
+ALONE_SHARE = 0.03
 """[choice] The part of the seconds that graphs are looked for in that are faster on one device."""
 
 DIVISION_SHARE = 0.25
