@@ -7,7 +7,7 @@ what two layouts exchange over a value can be worked out once.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
@@ -106,33 +106,50 @@ def layout(graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout:
 
 
 class _Recent:
-    """The layouts asked for last. Strategies of one graph have most of theirs in common, and on hundreds of
-    devices each takes tens of milliseconds. An entry keeps its graph, so that its id is that of no other."""
+    """What was worked out last, for all blocks that look alike: the layers of a network have their layouts in
+    common, strategies of one graph most of theirs, and on hundreds of devices each takes tens of
+    milliseconds."""
 
     def __init__(self) -> None:
-        self.known: OrderedDict[tuple[object, ...], tuple[Graph, Layout | str]]
-        self.known, self.shards, self.lock = OrderedDict(), 0, Lock()
+        self.known = OrderedDict[Hashable, Layout]()
+        self.shards, self.lock = 0, Lock()
 
     def layout(self, graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout | str:
-        """The layout, or what is in the way."""
-        key = (id(graph), tuple(node.name for node in block.nodes), tuple(degrees.items()))
+        """The layout, or what is in the way, which is not remembered: it names nodes."""
+        key = (_looks(graph, block), tuple(degrees.items()))
         with self.lock:
-            if key in self.known:
+            known = self.known.get(key)
+            if known is not None:
                 self.known.move_to_end(key)
-                return self.known[key][1]
-        found = _layout(graph, block, degrees)
+        if known is not None:
+            found = Layout(graph, block, dict(degrees), known.boxes)
+            vars(found).update(_reads=known._reads, _writes=known._writes)
+            return found
+        made = _layout(graph, block, degrees)
+        if isinstance(made, Layout):
+            self._keep(key, made)
+        return made
+
+    def _keep(self, key: Hashable, made: Layout) -> None:
         with self.lock:
             if key not in self.known:
-                self.known[key] = graph, found
-                self.shards += _size(found)
+                self.known[key] = made
+                self.shards += made.parts
             while self.shards > MOST_SHARDS:
-                _, (_, oldest) = self.known.popitem(last=False)
-                self.shards -= _size(oldest)
-        return found
+                self.shards -= self.known.popitem(last=False)[1].parts
 
 
-def _size(found: Layout | str) -> int:
-    return 1 if isinstance(found, str) else found.parts
+def _looks(graph: Graph, block: Block) -> Hashable:
+    """All that boxes follow from, names left out."""
+    inner = {name: (n, i) for n, node in enumerate(block.nodes) for i, name in enumerate(node.outputs)}
+    return block.carried, tuple(
+        (
+            node.op_name,
+            tuple(sorted(node.attrs.items())),
+            tuple((graph.shape(o), inner.get(o) if isinstance(o, str) else None) for o in node.operands),
+        )
+        for node in block.nodes
+    )
 
 
 _RECENT = _Recent()
