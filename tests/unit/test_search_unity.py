@@ -105,7 +105,7 @@ def test_auto_is_never_worse_than_the_chains_it_contains(name: str) -> None:
     assert find(graph, machine, COSTS, options("auto", 40)).makespan_s <= chains.makespan_s
 
 
-@pytest.mark.parametrize("name", ["xdl", "dlrm", "candle_uno", "mlp"])
+@pytest.mark.parametrize("name", ["xdl", "mlp"])
 def test_with_proposals_joint_is_never_worse_than_sequential(name: str) -> None:
     """The space of sequential optimization is part of the joint one, and is searched just as long."""
     graph, machine = load(name, devices=4, tiny=True).captured().graph, preset("p100:1x4")

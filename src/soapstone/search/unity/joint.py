@@ -241,7 +241,12 @@ def _scored(
             again = setting.score(each, other.mapped(each.graph).strategy, bench)
             found = min(found, again, key=lambda one: one.rank)
         scored.append(found)
-    return sorted(scored, key=lambda each: each.rank)
+    scored.sort(key=lambda each: each.rank)
+    if setting.budget.seconds is None:
+        return scored
+    # Seconds are shared, and not with what is no faster than the graph that was given.
+    at = next(n for n, each in enumerate(scored) if each.candidate is given)
+    return scored[: at + 1]
 
 
 def _descended(
