@@ -23,10 +23,18 @@ from typing import Any
 SMALL = (
     "lenet@256",
     "mlp:features=512,hidden=512,layers=8@256",
+    "alexnet:image=99,grid=2,hidden=1024,classes=100@16",
+    "inception_v3:narrowing=8,image=169,auxiliary_kernel=2,classes=100@16",
+    "resnet101:image=64,channels=16,width=16,classes=100@32",
+    "rnntc:hidden=256,steps=10,vocabulary=1000@64",
     "rnnlm:hidden=256,steps=8,vocabulary=1000@64",
+    "nmt:hidden=256,steps=8,source_vocabulary=1000,target_vocabulary=1000@32",
     "gpt2:layers=2,hidden=256,heads=4,sequence=64,positions=64,vocabulary=1000@16",
+    "bert_large:layers=2,hidden=256,heads=4,feed_forward=1024,sequence=64,positions=64,vocabulary=1000@16",
+    "vit_l:layers=2,hidden=256,heads=4,feed_forward=1024,image=64,patch=8,classes=100@16",
 )
-"""Models at sizes that a step of one core takes well under a second of."""
+"""FlexFlow's six models and three transformers, and two small ones: at sizes that a step of one core takes
+well under a second of."""
 
 
 def told(*arguments: object) -> dict[str, Any]:

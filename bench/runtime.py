@@ -44,6 +44,7 @@ from soapstone.machine import Machine, preset
 from soapstone.machine.cores import usable_cores
 from soapstone.machine.heap import keep_freed_memory
 from soapstone.plans import Plan, read_plan, simulation
+from soapstone.runtime import session
 from soapstone.runtime.slices import check_slices, sliced
 from soapstone.runtime.wire import Wire
 from soapstone.runtime.workers import WAITING
@@ -263,12 +264,14 @@ def one_device(name: str, case: Case, rounds: int, device: str) -> dict[str, Any
 # -- ranks ------------------------------------------------------------------------------------------
 
 
-def joined(rank: int, ranks: int, port: int, device: str) -> torch.device:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
+def joined(rank: int, ranks: int, port: int, device: str) -> Wire:
+    local = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": ranks, **local}
+    os.environ.update({name: str(value) for name, value in told.items()})
     torch.set_num_threads(max(1, usable_cores() // ranks))
     dist.init_process_group("gloo")
     keep_freed_memory()  # as ranks of Soapstone do; PyTorch's have it too then
-    return torch.device(device)
+    return session.joined(device)
 
 
 def share_of(inputs: Sequence[torch.Tensor], rank: int, ranks: int, place: torch.device) -> Any:
@@ -277,14 +280,15 @@ def share_of(inputs: Sequence[torch.Tensor], rank: int, ranks: int, place: torch
 
 
 def ddp_rank(rank: int, ranks: int, port: int, names: list[str], rounds: int, device: str, out: Any) -> None:
-    place = joined(rank, ranks, port, device)
+    wire = joined(rank, ranks, port, device)
+    place = wire.device
     models = GPU_MODELS if device == "cuda" else MODELS
     for name in names:
         module, inputs, plan = built(models[name], ranks)
         mine = share_of(inputs, rank, ranks, place)
         given = tuple(t.to(place) for t in inputs)
         plain = DistributedDataParallel(deepcopy(module).to(place))
-        trainer = parallelize(module, plan, optimizer=sgd, wire=Wire(rank, ranks, place))
+        trainer = parallelize(module, plan, optimizer=sgd, wire=wire)
         steps = {"ours": lambda t=trainer, i=given: t.step(i), "ddp": eager(plain, mine)}
         times = timed(steps, rounds)
         if rank == 0:
@@ -295,16 +299,16 @@ def ddp_rank(rank: int, ranks: int, port: int, names: list[str], rounds: int, de
 def found_rank(
     rank: int, ranks: int, port: int, names: list[str], rounds: int, chosen: tuple[str, str], out: Any
 ) -> None:
-    place = joined(rank, ranks, port, "cpu")
+    wire = joined(rank, ranks, port, "cpu")
     strategy, plan_file = chosen
     for name in names:
         case, usual = FOUND[name]
         module, inputs, plan = built(case, ranks, strategy or usual)
         plan = read_plan(Path(plan_file)) if plan_file else plan
-        mine = share_of(inputs, rank, ranks, place)
+        mine = share_of(inputs, rank, ranks, wire.device)
         sharded = fully_sharded(deepcopy(module), ranks)
         plain = DistributedDataParallel(deepcopy(module))
-        trainer = parallelize(module, plan, optimizer=sgd, wire=Wire(rank, ranks, place))
+        trainer = parallelize(module, plan, optimizer=sgd, wire=wire)
         steps = {
             "ours": lambda t=trainer, i=inputs: t.step(i),
             "ddp": eager(plain, mine),

@@ -19,12 +19,12 @@ constexpr std::int64_t kLastRestart = 400'000;
 
 }  // namespace
 
-Exact::Exact(const Problem* problem, double tolerance, std::int64_t first_restart)
+Exact::Exact(const Problem* problem, double tolerance, DeviceLists lists, std::int64_t first_restart)
     : problem_(problem),
       tolerance_(tolerance),
       space_(problem),
-      symmetry_(problem->machine),
-      partial_(problem, &space_, &symmetry_),
+      symmetry_(problem->machine, lists),
+      partial_(problem, &space_, &symmetry_, lists),
       engine_(problem, space_.tables()),
       chosen_(problem->blocks.size(), Partial::kUnplaced),
       restart_at_(first_restart),

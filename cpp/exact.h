@@ -37,7 +37,8 @@ class Exact {
   static constexpr std::int64_t kFirstRestart = 20'000;
 
   // REQUIRES: problem outlives it.
-  Exact(const Problem* problem, double tolerance, std::int64_t first_restart = kFirstRestart);
+  Exact(const Problem* problem, double tolerance, DeviceLists lists = DeviceLists::kAny,
+        std::int64_t first_restart = kFirstRestart);
 
   Space* space() { return &space_; }
   const Symmetry& symmetry() const { return symmetry_; }

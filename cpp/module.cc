@@ -85,4 +85,5 @@ NB_MODULE(_core, module) {
   soapstone::BindTasks(module);
   soapstone::BindExact(module);
   soapstone::BindSubst(module);
+  soapstone::BindWords(module);
 }

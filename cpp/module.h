@@ -16,6 +16,9 @@ void BindExact(nanobind::module_& module);
 // Adds the enumeration of equal graphs.
 void BindSubst(nanobind::module_& module);
 
+// Adds words that processes share.
+void BindWords(nanobind::module_& module);
+
 }  // namespace soapstone
 
 #endif  // SOAPSTONE_CPP_MODULE_H_

@@ -28,8 +28,10 @@ using Placed = std::tuple<std::vector<std::int32_t>, std::int32_t, std::vector<s
 
 class ExactSearch {
  public:
-  ExactSearch(const Problem& problem, double tolerance, std::int64_t first_restart)
-      : problem_(std::make_shared<const Problem>(problem)), exact_(problem_.get(), tolerance, first_restart) {}
+  ExactSearch(const Problem& problem, double tolerance, bool has_ranges, std::int64_t first_restart)
+      : problem_(std::make_shared<const Problem>(problem)),
+        has_ranges_(has_ranges),
+        exact_(problem_.get(), tolerance, has_ranges ? DeviceLists::kRanges : DeviceLists::kAny, first_restart) {}
 
   void Offer(const std::vector<Placed>& strategy) { exact_.Offer(Checked(strategy)); }
 
@@ -74,8 +76,9 @@ class ExactSearch {
       }
       std::vector<std::int32_t> distinct = devices;
       std::sort(distinct.begin(), distinct.end());
+      const bool is_range = distinct == devices && distinct.back() - distinct.front() + 1 == layout->parts;
       if (std::adjacent_find(distinct.begin(), distinct.end()) != distinct.end() || distinct.front() < 0 ||
-          distinct.back() >= problem_->machine.device_count) {
+          distinct.back() >= problem_->machine.device_count || (has_ranges_ && !is_range)) {
         throw std::invalid_argument("a strategy that is offered must be one of the space");
       }
       placements.push_back({layout, copies, devices});
@@ -84,6 +87,7 @@ class ExactSearch {
   }
 
   std::shared_ptr<const Problem> problem_;
+  bool has_ranges_;
   Exact exact_;
 };
 
@@ -92,11 +96,13 @@ class ExactSearch {
 void BindExact(nb::module_& module) {
   nb::class_<ExactSearch>(module, "ExactSearch")
       .def("__init__",
-           [](ExactSearch* self, const Problem& problem, double tolerance, std::int64_t first_restart) {
+           [](ExactSearch* self, const Problem& problem, double tolerance, bool has_ranges,
+              std::int64_t first_restart) {
              const nb::gil_scoped_release unlocked;
-             new (self) ExactSearch(problem, tolerance, first_restart);
+             new (self) ExactSearch(problem, tolerance, has_ranges, first_restart);
            },
-           nb::arg("problem"), nb::arg("tolerance"), nb::arg("first_restart") = Exact::kFirstRestart)
+           nb::arg("problem"), nb::arg("tolerance"), nb::arg("has_ranges") = false,
+           nb::arg("first_restart") = Exact::kFirstRestart)
       .def("offer", &ExactSearch::Offer, nb::arg("strategy"))
       .def("bounds", &ExactSearch::Bounds, nb::arg("strategy"))
       .def("step", &ExactSearch::Step, nb::arg("count"))

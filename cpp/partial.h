@@ -59,9 +59,9 @@ class Partial {
   static constexpr std::int32_t kUnplaced = -1;
 
   // REQUIRES: problem, space and symmetry outlive it.
-  Partial(const Problem* problem, Space* space, const Symmetry* symmetry);
+  Partial(const Problem* problem, Space* space, const Symmetry* symmetry, DeviceLists lists);
 
-  // Every placement of a block: each layout, on every choice of distinct devices in order.
+  // Every placement of a block: each layout, on every list of devices there may be.
   const std::vector<Placement>& domain(std::int32_t block) const { return domains_[block]; }
 
   // A bound for all strategies that agree with `chosen`: by block, the number of a placement, or kUnplaced.
@@ -113,6 +113,7 @@ class Partial {
     std::vector<Move> moves;
     std::vector<Lag> lags;
     std::vector<Update> updates;
+    bool is_exact[2] = {true, true};  // by pass: whether it says all that its takers wait for
     std::int32_t number = -1;  // the same for templates that say the same
   };
   // A value as one of the blocks that read it sees it.
@@ -134,7 +135,7 @@ class Partial {
 
   void ListEdges();
   void ListNear();
-  void ListDomains(Space* space);
+  void ListDomains(Space* space, DeviceLists lists);
   void SetQuickest();
   void SetRoundTrips();
   double RoundTrip(const Edge& edge, std::int32_t from, std::int32_t through);
@@ -149,14 +150,16 @@ class Partial {
   void MakeWeight(std::int32_t weight, const std::vector<BlockPart>& parts, bool is_decided, Template* made);
   template <typename Gives, typename Takes>
   void AddExchange(const std::vector<Source>& sources, const std::vector<Sink>& sinks, std::int64_t item_bytes,
-                   bool is_decided, const Gives& gives, const Takes& takes, Template* made);
+                   bool is_decided, Pass pass, const Gives& gives, const Takes& takes, Template* made);
   double LagSeconds(std::int64_t size_bytes, std::int32_t to) const;
 
+  void Relax(std::span<const std::int32_t> chosen);
   void Place(std::span<const std::int32_t> chosen);
   void AddBlock(std::int32_t block, const Placement& placement);
   void Apply(const Template& made, std::span<const std::int32_t> blocks);
   void AddUnplaced(std::span<const std::int32_t> chosen);
   void AddEdge(const Edge& edge, std::size_t number, std::span<const std::int32_t> chosen);
+  void SetComplete();
 
   const Problem* problem_;
   BoxTables* tables_;
@@ -189,6 +192,7 @@ class Partial {
   Relaxation relaxation_;
   std::vector<const Placement*> placed_;
   std::vector<std::int32_t> first_;       // by block: its first task, or the point of an unplaced one's passes
+  std::vector<std::uint8_t> is_known_[2];  // by pass, by block: whether all that it waits for is
   std::vector<std::int32_t> update_;      // by update of the template being applied
   double work_s_ = 0;
   std::vector<std::int32_t> key_;

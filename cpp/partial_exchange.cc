@@ -19,13 +19,17 @@ double Partial::LagSeconds(std::int64_t size_bytes, std::int32_t to) const {
 
 template <typename Gives, typename Takes>
 void Partial::AddExchange(const std::vector<Source>& sources, const std::vector<Sink>& sinks,
-                          std::int64_t item_bytes, bool is_decided, const Gives& gives, const Takes& takes,
-                          Template* made) {
+                          std::int64_t item_bytes, bool is_decided, Pass pass, const Gives& gives,
+                          const Takes& takes, Template* made) {
   const MachineData& machine = problem_->machine;
-  // Which of several copies is sent may change with the numbers of the devices.
-  const bool is_exact = is_decided && std::all_of(sources.begin(), sources.end(),
-                                                  [](const Source& source) { return source.devices.size() == 1; });
+  // Which of several copies is sent may change with the numbers of the devices: the bound has to be one for all
+  // relabellings.
+  const bool is_exact = is_decided && (symmetry_->relabellings().size() == 1 ||
+                                       std::all_of(sources.begin(), sources.end(), [](const Source& source) {
+                                         return source.devices.size() == 1;
+                                       }));
   if (!is_exact) {
+    made->is_exact[pass] = false;
     for (std::size_t k = 0; k < sinks.size(); ++k) {
       for (std::size_t i = 0; i < sources.size(); ++i) {
         const auto overlap = Intersection(*sources[i].box, *sinks[k].box);
@@ -104,7 +108,7 @@ void Partial::AddSeam(const BlockPart& part, const SeamData& seam, bool backward
   const auto takes = [&](std::int32_t sink) {
     return std::vector<Ref>{task(seam.segment + (backward ? 0 : 1), by_device[sink])};
   };
-  AddExchange(sources, sinks, seam.item_bytes, true, gives, takes, made);
+  AddExchange(sources, sinks, seam.item_bytes, true, backward ? kBackwardPass : kForwardPass, gives, takes, made);
 }
 
 void Partial::MakeValue(std::int32_t value, const std::vector<BlockPart>& parts, bool is_decided, Template* made) {
@@ -155,7 +159,7 @@ void Partial::MakeValue(std::int32_t value, const std::vector<BlockPart>& parts,
       }
     }
   }
-  const auto add = [&](const std::vector<Source>& given, const auto& gives) {
+  const auto add = [&](const std::vector<Source>& given, Pass pass, const auto& gives) {
     std::vector<Sink> sinks;
     std::vector<const std::vector<Ref>*> takers;
     for (const auto& [key, tasks] : wanted) {
@@ -163,9 +167,9 @@ void Partial::MakeValue(std::int32_t value, const std::vector<BlockPart>& parts,
       takers.push_back(&tasks);
     }
     const auto takes = [&](std::int32_t sink) -> const std::vector<Ref>& { return *takers[sink]; };
-    AddExchange(given, sinks, data.item_bytes, is_decided, gives, takes, made);
+    AddExchange(given, sinks, data.item_bytes, is_decided, pass, gives, takes, made);
   };
-  add(sources, [&](std::int32_t source, std::int32_t device) {
+  add(sources, kForwardPass, [&](std::int32_t source, std::int32_t device) {
     std::vector<Ref> found;
     for (const std::int32_t shard : written.shards[source]) {
       if (from.devices[shard] == device) found.push_back(ref(0, kForwardPass, written.port.segment, shard));
@@ -182,7 +186,7 @@ void Partial::MakeValue(std::int32_t value, const std::vector<BlockPart>& parts,
   for (std::size_t i = 0; i < readings.size(); ++i) {
     gradients.push_back({static_cast<std::int32_t>(i), &readings[i].box, readings[i].devices});
   }
-  add(gradients, [&](std::int32_t source, std::int32_t device) {
+  add(gradients, kBackwardPass, [&](std::int32_t source, std::int32_t device) {
     const Reading& reading = readings[source];
     std::vector<Ref> found;
     for (const std::int32_t shard : reading.shards) {
@@ -266,7 +270,8 @@ void Partial::MakeWeight(std::int32_t weight, const std::vector<BlockPart>& part
       return std::vector<Ref>{{Ref::kUpdate, 0, 0, update[sinks[sink].device]}};
     };
     // Further users may cut the piece into smaller ones: then only the latency is certain.
-    AddExchange(sources, sinks, is_decided ? problem_->weights[weight].item_bytes : 0, is_decided, gives, takes, made);
+    AddExchange(sources, sinks, is_decided ? problem_->weights[weight].item_bytes : 0, is_decided, kBackwardPass,
+                gives, takes, made);
   }
 }
 

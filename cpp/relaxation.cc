@@ -50,11 +50,40 @@ void Relaxation::SetOrder() {
   }
 }
 
+// Finds which of the tasks walked are served before this one on its resource because they are there first. Those
+// last to be walked come first, as the others are mostly before these.
+void Relaxation::ServeFirst(std::int32_t number) {
+  const std::int32_t resource = tasks_[number].resource;
+  std::uint64_t* own = before_.data() + words_ * number;
+  const std::uint64_t* earlier = long_before_.data() + words_ * number;
+  if (std::all_of(own, own + words_, [](std::uint64_t word) { return word == 0; })) return;
+  const std::vector<std::int32_t>& done = done_on_[resource];
+  for (std::size_t at = done.size(); at-- > 0;) {
+    const std::int32_t other = done[at];
+    if (!tasks_[other].is_complete || (own[other / 64] >> (other % 64) & 1) != 0) continue;
+    const std::uint64_t* awaited = awaited_.data() + words_ * other;
+    bool is_first = true;
+    for (std::size_t w = 0; w < words_ && is_first; ++w) is_first = (awaited[w] & ~earlier[w]) == 0;
+    if (!is_first) continue;
+    const std::uint64_t* more = before_.data() + words_ * other;
+    for (std::size_t w = 0; w < words_; ++w) own[w] |= more[w];
+    own[other / 64] |= std::uint64_t{1} << (other % 64);
+    served_.push_back({number, first_served_[other]});
+    first_served_[other] = static_cast<std::int32_t>(served_.size()) - 1;
+  }
+}
+
 void Relaxation::Walk(bool backward, std::vector<double>* times_s) {
   const Lists& lists = backward ? out_of_ : into_;
   const Says other = backward ? Says::kHead : Says::kTail;
   words_ = (tasks_.size() + 63) / 64;
   before_.assign(words_ * tasks_.size(), 0);
+  if (!backward) {
+    long_before_.assign(words_ * tasks_.size(), 0);
+    awaited_.assign(words_ * tasks_.size(), 0);
+    first_served_.assign(tasks_.size(), -1);
+    served_.clear();
+  }
   times_s->assign(tasks_.size(), 0);
   done_on_.resize(resources_);
   for (std::vector<std::int32_t>& done : done_on_) done.clear();
@@ -81,7 +110,31 @@ void Relaxation::Walk(bool backward, std::vector<double>* times_s) {
         for (std::size_t w = 0; w < words_; ++w) own[w] |= more[w];
         own[near / 64] |= std::uint64_t{1} << (near % 64);
       }
+      if (!backward) {
+        // Of what is over when `near` is, all that was over when it began was so before, if it takes time at all.
+        std::uint64_t* earlier = long_before_.data() + words_ * number;
+        std::uint64_t* awaited = awaited_.data() + words_ * number;
+        const bool is_task = tasks_[near].resource != kNoResource;
+        const std::uint64_t* past = is_task ? more : long_before_.data() + words_ * near;
+        const std::uint64_t* through = awaited_.data() + words_ * near;
+        for (std::size_t w = 0; w < words_; ++w) {
+          earlier[w] = takes_first && !is_first ? earlier[w] & past[w] : earlier[w] | past[w];
+          if (!is_task) awaited[w] |= through[w];
+        }
+        if (is_task) awaited[near / 64] |= std::uint64_t{1} << (near % 64);
+      }
       is_first = false;
+    }
+    if (backward) {
+      for (std::int32_t pair = first_served_[number]; pair >= 0; pair = served_[pair].next) {
+        const std::int32_t near = served_[pair].after;
+        const std::uint64_t* more = before_.data() + words_ * near;
+        time_s = std::max(time_s, (*times_s)[near] + tasks_[near].duration_s);
+        for (std::size_t w = 0; w < words_; ++w) own[w] |= more[w];
+        own[near / 64] |= std::uint64_t{1} << (near % 64);
+      }
+    } else if (task.resource != kNoResource) {
+      ServeFirst(number);
     }
     if (task.resource != kNoResource) {
       // What the resource has to do before.
@@ -145,8 +198,8 @@ double Relaxation::Bound(double limit_s) {
   for (std::vector<Job>& jobs : jobs_) jobs.clear();
   for (std::size_t task = 0; task < tasks_.size(); ++task) {
     const Task& each = tasks_[task];
-    if (each.resource == kNoResource) continue;
     bound_s = std::max(bound_s, head_s_[task] + each.duration_s + tail_s_[task]);
+    if (each.resource == kNoResource) continue;
     jobs_[each.resource].push_back({head_s_[task], each.duration_s, tail_s_[task]});
   }
   for (std::size_t resource = 0; resource < jobs_.size() && bound_s < limit_s; ++resource) {

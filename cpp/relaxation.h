@@ -1,10 +1,15 @@
-// A lower bound of the makespan of any schedule of a set of tasks, whatever its rule for ties.
+// A lower bound of the makespan of a set of tasks whose resources serve first come, first served, whatever the
+// rule for ties.
 //
 // What is known of the tasks may be partial, so besides "after all of these" there is "after the first of
 // these". The bound is the largest of: the longest path; and, for each resource, the best that one machine
 // could do that may interrupt its tasks, each of which has a head (the least time before it) and a tail (the
 // least time after it) [Jackson's preemptive schedule; Carlier and Pinson 1989]. Heads and tails count not
 // only paths but also the work that the resource itself has to do before or after a task.
+//
+// A task of which all that it waits for is known is served before another on its resource if all of that is over
+// before something that the other waits for has even begun: it is there first. So the other also waits for it,
+// and for what it waits for.
 //
 // Thread safety: a Relaxation belongs to one thread. It keeps its memory.
 
@@ -28,6 +33,9 @@ class Relaxation {
 
   std::int32_t Add(std::int32_t resource, double duration_s);
 
+  // Says that a task waits for nothing but what Wait() tells or will tell, with Says::kBoth and no lag.
+  void SetComplete(std::int32_t task) { tasks_[task].is_complete = true; }
+
   // A point that takes `duration_s` of nobody's time. With `first_before` it is reached when the first of
   // those before it is over; with `first_after` it is sure to be followed by one of those after it, not all.
   std::int32_t AddPoint(double duration_s, bool first_before, bool first_after);
@@ -46,6 +54,7 @@ class Relaxation {
     std::int32_t resource;
     bool first_before;
     bool first_after;
+    bool is_complete = false;
   };
   struct Edge {
     std::int32_t from;
@@ -66,6 +75,7 @@ class Relaxation {
 
   void ListEdges(std::int32_t Edge::* end, Lists* lists) const;
   void SetOrder();
+  void ServeFirst(std::int32_t number);
   // Heads, or tails if the edges are walked from their ends.
   void Walk(bool backward, std::vector<double>* times_s);
   double OneMachine(std::vector<Job>* jobs, double limit_s);
@@ -81,6 +91,16 @@ class Relaxation {
   std::vector<double> tail_s_;
   std::size_t words_ = 0;
   std::vector<std::uint64_t> before_;                // by task: a bit for each task known to be before (after) it
+  // By task, a bit for each task: that is over before something that it waits for begins; that it waits for, if
+  // it is complete.
+  std::vector<std::uint64_t> long_before_;
+  std::vector<std::uint64_t> awaited_;
+  struct Served {
+    std::int32_t after;  // the task that is served later
+    std::int32_t next;   // another such pair with the same first task
+  };
+  std::vector<Served> served_;
+  std::vector<std::int32_t> first_served_;           // by task: the first of the pairs of which it is the first
   std::vector<std::vector<std::int32_t>> done_on_;   // by resource: tasks walked, by their times
   std::vector<std::vector<Job>> jobs_;
   std::vector<Job> heap_;

@@ -18,6 +18,10 @@
 
 namespace soapstone {
 
+// Which devices the shards of a block may be on: any that are distinct, in any order; or only those that follow
+// each other by number, in that order, as FlexFlow's own code has them.
+enum class DeviceLists { kAny, kRanges };
+
 class Space {
  public:
   // REQUIRES: problem outlives the space.

@@ -40,12 +40,13 @@ bool Preserves(const MachineData& machine, const std::vector<std::int32_t>& to) 
 
 }  // namespace
 
-Symmetry::Symmetry(const MachineData& machine) {
+Symmetry::Symmetry(const MachineData& machine, DeviceLists lists) {
   std::vector<std::int32_t> to(machine.device_count);
   std::iota(to.begin(), to.end(), 0);
   do {
     if (Preserves(machine, to)) relabellings_.push_back(to);
-  } while (machine.device_count <= kMostDevices && std::next_permutation(to.begin(), to.end()));
+  } while (lists == DeviceLists::kAny && machine.device_count <= kMostDevices &&
+           std::next_permutation(to.begin(), to.end()));
 }
 
 std::vector<std::int32_t> Symmetry::Fixing(std::span<const std::int32_t> subset,

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "problem.h"
+#include "space.h"
 
 namespace soapstone {
 
@@ -23,7 +24,8 @@ class Symmetry {
   // [choice] Beyond this many devices only the identity is looked for: there are too many permutations.
   static constexpr std::int32_t kMostDevices = 7;
 
-  explicit Symmetry(const MachineData& machine);
+  // With device lists that are ranges no relabelling but the identity leads to such lists again.
+  Symmetry(const MachineData& machine, DeviceLists lists);
 
   // Each is the new number of every device; the first is the identity.
   const std::vector<std::vector<std::int32_t>>& relabellings() const { return relabellings_; }

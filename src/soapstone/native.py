@@ -1,7 +1,10 @@
 """The native core: flat arrays and boxes in, flat arrays out.
 
 It knows no operator, no torch and no file. Every function here is a pure function of its arguments,
-releases the interpreter lock while it works, and so may be called from many threads at once.
+releases the interpreter lock while it works, and so may be called from many threads at once. Only `word_*`
+are about memory that the caller has: 32-bit words at addresses in a mapping that processes share, which one
+adds to (`word_add`; `word_ring` adds one and wakes) and others wait for (`word_wait`, watching first, then
+asleep; the word after it counts the sleepers).
 The code is in `cpp/`; this module is the only one that imports it, and says what it means in Python.
 
 Boxes are an array `int64[n, d, 2]`: for each of n boxes and each of d dims the half-open interval
@@ -36,6 +39,10 @@ from soapstone._core import (
     TimeCurve,
     ValueData,
     WeightData,
+    word_add,
+    word_load,
+    word_ring,
+    word_wait,
 )
 
 __all__ = [
@@ -59,6 +66,10 @@ __all__ = [
     "lower_bound",
     "overlaps",
     "simulate",
+    "word_add",
+    "word_load",
+    "word_ring",
+    "word_wait",
 ]
 
 Boxes: TypeAlias = NDArray[np.int64]

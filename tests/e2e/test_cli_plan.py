@@ -141,7 +141,7 @@ def test_the_papers_search_is_another(soapstone: Soapstone) -> None:
 @pytest.mark.parametrize(
     ("stop", "bound_share", "said"),
     [
-        (StopReason.OPTIMAL, 1.0, "  It is proved that nothing faster exists."),
+        (StopReason.OPTIMAL, 1.0, "  It is proved that nothing faster exists, copies of shards apart."),
         (StopReason.BUDGET, 0.8, "  It is at most 25.0% above the optimum (lower bound "),
         (StopReason.BUDGET, 0.2, "  It is at most 5.0 times the optimum (lower bound "),
     ],

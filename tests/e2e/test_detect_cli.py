@@ -26,7 +26,7 @@ def test_a_detected_machine_can_be_planned_for(tmp_path: Path) -> None:
     machine = read_machine(target)
     assert len(machine.devices) == 2
     assert machine.bandwidth(0, 1) > 0
-    assert told["backend"] == "gloo"
+    assert told["backend"] == "shared memory"
     assert {message["what"] for message in told["messages"]} == {"alone", "at once", "all-reduce"}
     assert all(message["seconds"] > 0 for message in told["messages"])
     assert set(told["fit"]["errors"]) == {"alone", "at once", "all-reduce"}

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,23 +21,26 @@ TIMEOUT_S = 20.0
 
 
 class Ranks:
-    """Up to `size` processes that wait for cases."""
+    """Up to `size` processes that wait for cases; they are told whether they share a computer."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, shares: bool = True) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(size):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, there), daemon=True)
+            process = context.Process(target=_serve, args=(rank, there, shares), daemon=True)
             process.start()
             self.pipes.append(here)
             self.processes.append(process)
         self.folder = tempfile.TemporaryDirectory()
         self.count = 0
 
-    def run(self, case: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
-        """What each of `size` ranks returns; the first exception of any is raised here."""
+    def run(
+        self, case: Callable[..., Any], size: int, *arguments: Any, leaving: Sequence[int] = ()
+    ) -> list[Any]:
+        """What each of `size` ranks returns but for those that leave; the first exception of any is raised
+        here."""
         self.count += 1
         store = str(Path(self.folder.name) / f"store{self.count}")
         name = f"{case.__module__}:{case.__name__}"
@@ -45,6 +48,8 @@ class Ranks:
             pipe.send((name, size, store, arguments))
         answers = []
         for rank, pipe in enumerate(self.pipes[:size]):
+            if rank in leaving:
+                continue
             if not pipe.poll(TIMEOUT_S * 2):
                 raise TimeoutError(f"rank {rank} gave no answer to {name}")
             answers.append(pipe.recv())
@@ -53,10 +58,11 @@ class Ranks:
                 raise AssertionError(f"rank {rank} failed:\n{failure}")
         return [result for result, _ in answers]
 
-    def close(self) -> None:
-        """End the processes."""
-        for pipe in self.pipes:
-            pipe.send(None)
+    def close(self, leaving: Sequence[int] = ()) -> None:
+        """End the processes; some have ended."""
+        for rank, pipe in enumerate(self.pipes):
+            if rank not in leaving:
+                pipe.send(None)
         for process in self.processes:
             process.join(10)
             if process.is_alive():
@@ -64,7 +70,7 @@ class Ranks:
         self.folder.cleanup()
 
 
-def _serve(rank: int, pipe: Connection) -> None:
+def _serve(rank: int, pipe: Connection, shares: bool) -> None:
     import torch
     import torch.distributed as dist
 
@@ -75,6 +81,8 @@ def _serve(rank: int, pipe: Connection) -> None:
         if order is None:
             return
         name, size, store, arguments = order
+        local = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size} if shares else {}
+        os.environ.update({name: str(number) for name, number in local.items()})
         try:
             dist.init_process_group(
                 "gloo",

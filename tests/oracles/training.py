@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from oracles.ranks import TIMEOUT_S, Ranks
@@ -17,6 +19,7 @@ from soapstone.frontends.capture import Captured, capture
 from soapstone.frontends.zoo import ZOO
 from soapstone.machine import preset
 from soapstone.plans import Plan, read_plan, simulation, write_plan
+from soapstone.runtime.mailbox import local_mailbox
 from soapstone.runtime.run import state_of
 from soapstone.runtime.trainer import Options, Trainer
 from soapstone.runtime.wire import Wire
@@ -158,7 +161,10 @@ def trainer_of(
         if value.role == "weight"
         for source in value.sources[:1]
     }
-    wire = Wire(rank, size, torch.device(device), TIMEOUT_S)
+    shares = device == "cpu" and "LOCAL_RANK" in os.environ
+    mailbox = local_mailbox(rank, dist.distributed_c10d._get_default_store()) if shares else None
+    assert shares == (mailbox is not None) or size == 1
+    wire = Wire(rank, size, torch.device(device), TIMEOUT_S, mailbox)
     return Trainer(plan, state, parameters, recipe.optimizer_of, wire, recipe.options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import permutations, product
 from math import prod
 from random import Random
@@ -15,7 +16,7 @@ from soapstone import native
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.graph import Graph
 from soapstone.machine import Machine, preset
-from soapstone.search.exact import exact_search, lower_bound
+from soapstone.search.exact import exact_search, is_in_space, lower_bound
 from soapstone.sim.reference import simulate
 from soapstone.strategy.blocks import blocks
 from soapstone.strategy.placement import Placement
@@ -49,6 +50,25 @@ def test_exact_is_exhaustive(graph: Graph, name: str) -> None:
     assert result.space == prod(space.count for space in spaces.values())
     assert least_s <= result.makespan_s <= least_s * ROUNDING
     assert simulate(task_graph(result.strategy, machine, COSTS)).makespan_s == result.makespan_s
+
+
+@given(graphs(), st.sampled_from((*SMALL, "cpu:1x3", "p100:1x3")))
+@settings(max_examples=15, deadline=None)
+def test_exact_among_ranges_is_exhaustive(graph: Graph, name: str) -> None:
+    """The same among strategies whose shards are on devices that follow each other."""
+    machine = preset(name)
+    count = len(machine.devices)
+    ranges = {block.name: list(_ranges(Space(graph, block, count))) for block in blocks(graph)}
+    assume(prod(map(len, ranges.values())) <= MOST_STRATEGIES)
+    least_s = min(
+        _makespan_s(Strategy(graph, dict(zip(ranges, chosen, strict=True))), machine)
+        for chosen in product(*ranges.values())
+    )
+    result = exact_search(graph, machine, COSTS, has_ranges=True, proposals=5)
+    assert result.is_optimal
+    assert result.space == prod(map(len, ranges.values()))
+    assert least_s <= result.makespan_s <= least_s * ROUNDING
+    assert is_in_space(result.strategy, has_ranges=True)
 
 
 @given(graphs(), st.sampled_from(SMALL), st.integers(0, 2**16), st.integers(1, 3))
@@ -101,6 +121,25 @@ def test_partial_bounds_hold_for_all_relabellings(graph: Graph, name: str, seed:
         assert max(bounds_s) <= _makespan_s(_relabelled(strategy, to), machine) * ROUNDING
 
 
+@given(graphs(), st.sampled_from(FOUR), st.integers(0, 2**16))
+@settings(max_examples=40, deadline=None)
+def test_partial_bounds_among_ranges_hold(graph: Graph, name: str, seed: int) -> None:
+    """Without relabellings, bounds know which of several copies of a box is sent; they hold all the same."""
+    machine = preset(name)
+    random = Random(seed)
+    strategy = Strategy(
+        graph,
+        {
+            block.name: random.choice(list(_ranges(Space(graph, block, len(machine.devices)))))
+            for block in blocks(graph)
+        },
+    )
+    problem = FlatProblem(graph, machine, COSTS)
+    search = native.ExactSearch(problem.native, 0.0, has_ranges=True)
+    assert search.symmetry == 1
+    assert max(search.bounds(_placed(problem, strategy))) <= _makespan_s(strategy, machine) * ROUNDING
+
+
 @given(graphs(), st.sampled_from(MACHINES), st.integers(0, 2**16))
 @settings(max_examples=80, deadline=None)
 def test_lower_bound_holds(graph: Graph, name: str, seed: int) -> None:
@@ -108,6 +147,14 @@ def test_lower_bound_holds(graph: Graph, name: str, seed: int) -> None:
     machine = preset(name)
     strategy = random_strategy(graph, len(machine.devices), Random(seed))
     assert lower_bound(graph, machine, COSTS).seconds <= _makespan_s(strategy, machine)
+
+
+def _ranges(space: Space) -> Iterator[Placement]:
+    """The placements on devices that follow each other."""
+    for placement in space:
+        first = placement.devices[0]
+        if placement.devices == tuple(range(first, first + len(placement.devices))):
+            yield placement
 
 
 def _makespan_s(strategy: Strategy, machine: Machine) -> float:

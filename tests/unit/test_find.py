@@ -13,6 +13,7 @@ from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import Machine, preset
 from soapstone.plans import simulation
 from soapstone.search.baselines import applicable, baseline, data_parallel, single_device
+from soapstone.search.exact import exact_search, lower_bound
 from soapstone.search.find import RESORTS, SEARCHES, SPARING, Options, find, settled
 from soapstone.search.mcmc import Budget
 from soapstone.search.report import SearchReport, StopReason
@@ -158,3 +159,39 @@ def test_a_model_that_cannot_be_a_pipeline_is_planned_without() -> None:
         SearchError, match="no pipeline of any number of stages for 8 samples on 2 devices: block"
     ):
         find(graph, MACHINE, AnalyticCosts(), replace(QUICK, search="pipeline"))
+
+
+def wide() -> Graph:
+    """On three devices its loss is quickest in copies, which data parallelism has as 64 does not divide."""
+    build = GraphBuilder("wide")
+    x = build.input("x", (64, 512))
+    (x,) = build.add("linear", [x, build.weight("w0", (4096, 512)), None], name="fc0")
+    (x,) = build.add("linear", [x, build.weight("w1", (256, 4096)), None], name="fc1")
+    (loss,) = build.add("sum", [x], {"dim": (0, 1)}, name="loss")
+    return build.graph(loss=loss)
+
+
+def test_a_proof_is_not_about_copies_and_does_not_hide_them() -> None:
+    """Chains may find what is faster and outside the space of the exact search; then that is returned."""
+    graph, machine, costs = wide(), preset("p100:1x3"), AnalyticCosts()
+    options = replace(QUICK, search="exact", budget=Budget(None))
+    report = find(graph, machine, costs, options)
+    assert any(placement.copies > 1 for placement in report.strategy.placements.values())
+    assert report.stop is StopReason.OPTIMAL_WITHOUT_COPIES
+    assert not report.is_optimal
+    alone = exact_search(graph, machine, costs, proposals=50)
+    assert alone.is_optimal
+    assert report.makespan_s < alone.makespan_s
+    assert report.lower_bound_s is not None
+    assert report.lower_bound_s < report.makespan_s
+
+
+def test_the_optimum_among_ranges_is_told_apart() -> None:
+    graph, costs = network(), AnalyticCosts()
+    report = find(graph, MACHINE, costs, replace(QUICK, search="exact-ranges", budget=Budget(None)))
+    assert report.method == "exact-ranges"
+    assert report.stop is StopReason.OPTIMAL_OF_RANGES
+    assert not report.is_optimal
+    found = exact_search(graph, MACHINE, costs, has_ranges=True, proposals=50)
+    assert report.makespan_s == found.makespan_s
+    assert report.lower_bound_s == lower_bound(graph, MACHINE, costs).seconds

@@ -33,7 +33,7 @@ DEVICES = 4
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    started = Ranks(DEVICES)
+    started = Ranks(DEVICES, shares=False)
     yield started
     started.close()
 

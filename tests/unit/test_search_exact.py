@@ -96,6 +96,23 @@ def test_a_start_with_copies_is_refused() -> None:
         exact_search(graph, machine, COSTS, start=copied)
 
 
+def test_a_start_whose_devices_do_not_follow_each_other_is_refused_among_ranges() -> None:
+    graph, machine = layers(1), preset("p100:1x2")
+    turned = Strategy(graph, {"fc0": Placement((("b", 2),), (1, 0)), "loss": Placement((), (0,))})
+    assert exact_search(graph, machine, COSTS, start=turned, proposals=5).is_optimal
+    with pytest.raises(StrategyError, match="or devices that do not follow each other"):
+        exact_search(graph, machine, COSTS, has_ranges=True, start=turned)
+
+
+@pytest.mark.parametrize(("model", "makespan_s"), [("lenet", 229.388e-6), ("rnnlm:steps=2", 23469.066e-6)])
+def test_the_papers_small_problems_are_solved_among_ranges(model: str, makespan_s: float) -> None:
+    """FlexFlow 8.3, in the space of its own code. The makespans are those of docs/results.md."""
+    graph, machine = load(model, devices=4).captured().graph, preset("p100:1x4")
+    result = exact_search(graph, machine, COSTS, has_ranges=True, proposals=300)
+    assert result.is_optimal
+    assert result.makespan_s == pytest.approx(makespan_s, rel=1e-5)
+
+
 def test_too_many_placements_are_refused() -> None:
     with pytest.raises(StrategyError, match="more than 100,000 placements on 16 devices"):
         exact_search(layers(2), preset("p100:4x4"), COSTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from random import Random
 
 import pytest
@@ -198,3 +198,14 @@ def test_ranges_of_devices_are_kept() -> None:
             assert devices == list(range(devices[0], devices[0] + len(devices)))
             firsts.add(devices[0])
     assert firsts == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("blocks", [8, 23, 24, 500])
+def test_chains_cool_down_to_the_same(blocks: int) -> None:
+    """Without a jump, from warmer where there are few blocks."""
+    temperature = RULES["mcmc"].temperature
+    course = [temperature(step / 1000, blocks) for step in range(1001)]
+    assert course == sorted(course, reverse=True)
+    assert all(after > before * 0.8 for before, after in pairwise(course))
+    assert course[0] == pytest.approx(0.05 / blocks if blocks < 24 else 1e-3)
+    assert course[-1] == pytest.approx(1e-6)

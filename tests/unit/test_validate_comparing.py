@@ -18,12 +18,18 @@ from soapstone.frontends.source import load
 from soapstone.graph import Graph
 from soapstone.machine import preset
 from soapstone.plans import Plan, planned, simulation
+from soapstone.runtime.actions import Exchanged
 from soapstone.runtime.as_run import as_run
+from soapstone.runtime.collectives import USED, chosen
+from soapstone.runtime.linking import Links, placed_blocks
+from soapstone.runtime.listing import listed
 from soapstone.runtime.order import execution_order
+from soapstone.runtime.weights import Weights
 from soapstone.search.baselines import data_parallel, single_device
 from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.exchange import Pattern
 from soapstone.tasks.placed import WEIGHT
 from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, TaskKind
 from soapstone.validation.calibrating import Calibration, calibrated
@@ -247,3 +253,36 @@ def test_where_all_is_right_nothing_is_fitted(graph: Graph) -> None:
     parts = [parts_of(plan_of(each.strategy), COSTS) for each in drawn(graph, MACHINE, COSTS, 6)]
     usual = [part.makespan_s(Calibration()) for part in parts]
     assert calibrated(lambda tried: [part.makespan_s(tried) for part in parts], usual) == Calibration()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_are_those_that_ranks_post(graph: Graph, seed: int) -> None:
+    """As many for each device as its rank sends and receives, beside sums of gradients."""
+    strategy = random_strategy(graph, 2, Random(seed))
+    plan = plan_of(strategy)
+    parts = parts_of(plan, COSTS, backend="memory")
+    tasks = plan.simulated().tasks
+    moves, _ = chosen(tasks, USED["memory"], [(0, 1)])
+    weights = Weights(graph, placed_blocks(strategy), tasks.exchanges)
+    for rank, device in enumerate(MACHINE.devices):
+        links = Links(strategy, tasks, rank, torch.device("cpu"), moves)
+        posted = [what for _, _, what in listed(links, weights, range(len(tasks.tasks)))]
+        exchanged = [what for what in posted if isinstance(what, Exchanged)]
+        expected = sum(
+            2 if each.pattern is not Pattern.TRANSFER else len(each.arrivals) + len(each.departures)
+            for each in exchanged
+        )
+        own = [n for n, task in enumerate(tasks.tasks) if task.resource == device.name]
+        sums = sum(key[2] == WEIGHT for key in tasks.exchanges)
+        assert expected <= parts.messages[own].sum() <= expected + 2 * sums
+
+
+def test_devices_that_share_memory_copy_messages_themselves(graph: Graph) -> None:
+    """Links have only their latency; what devices take instead is at least what links took."""
+    plan = plan_of(random_strategy(graph, 2, Random(1)))
+    over_links, by_devices = parts_of(plan, COSTS), parts_of(plan, COSTS, backend="memory")
+    is_compute = np.array([task.kind in COMPUTE_KINDS for task in over_links.tasks.tasks])
+    assert not over_links.wire_s[is_compute].any()
+    assert not by_devices.wire_s[~is_compute].any()
+    assert by_devices.wire_s.sum() >= over_links.wire_s.sum() > 0
+    assert np.array_equal(by_devices.latency_s, over_links.latency_s)

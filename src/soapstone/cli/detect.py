@@ -70,7 +70,7 @@ def detect(
             return
         fit = fitted(messages, wire.size) if messages else None
         machine = local_machine(name, kind, wire.size, fit)
-        backend = backend_name() if wire.size > 1 else None
+        backend = backend_name(wire) if wire.size > 1 else None
     if output is not None:
         write_machine(machine, output)
     if as_json:

@@ -316,7 +316,7 @@ def _print_search(screen: Console, found: _Found) -> None:
             _indented(f"The graph was rewritten by {used}; `soapstone rules show NAME` shows a rule.")
         )
     if report.is_optimal:
-        screen.print(_indented("It is proved that nothing faster exists."))
+        screen.print(_indented("It is proved that nothing faster exists, copies of shards apart."))
     elif report.gap is not None and report.lower_bound_s is not None:
         bound = SECONDS.short_text(report.lower_bound_s)
         more = f"{report.gap:.1%} above" if report.gap < 1 else f"{report.gap + 1:.1f} times"

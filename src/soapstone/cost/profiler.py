@@ -158,6 +158,14 @@ class Profiler:
                 shapes.setdefault((work.operands, work.outputs), (work, []))[1].extend(batches)
         return True
 
+    def runnable(self, candidate: Candidate) -> Callable[[], None] | None:
+        """A function that runs a candidate once, forward and backward; None if it cannot be run."""
+        with contextlib.suppress(*_FAILURES):
+            runs = _Runs(candidate, self.device)
+            runs.once()
+            return runs.once
+        return None
+
     def measure_scratch(self, candidate: Candidate) -> None:
         """Measure what a candidate's passes take of memory beside what they read and leave."""
         with contextlib.suppress(*_FAILURES):
@@ -302,6 +310,10 @@ class _Runs:
         torch.autograd.backward(roots, gradients)
         self._settle()
         return forward_s, clock() - start
+
+    def once(self) -> None:
+        """One forward and backward run."""
+        self._batch(1)
 
     def scratch_bytes(self) -> tuple[int, int]:
         """What a forward run takes at most, beyond what it leaves, and a backward run, beyond gradients."""

@@ -35,8 +35,9 @@ class AsRun:
     left_out: frozenset[Key]
 
 
-def as_run(strategy: Strategy, tasks: TaskGraph, timeline: Timeline) -> AsRun:
-    """The task graph with its gradients in buckets; members that are led take no time of their own."""
+def as_run(strategy: Strategy, tasks: TaskGraph, timeline: Timeline, *, keeps_sent: bool = True) -> AsRun:
+    """The task graph with its gradients in buckets; members that are led take no time of their own. A rank
+    keeps what it has sent, unless that was copied elsewhere (`mailbox`)."""
     graph = strategy.graph
     unsummed = deferred(graph, placed_blocks(strategy), tasks.exchanges)
     left_out = frozenset(task.key for task in tasks.tasks if task.key[:-2] in unsummed)
@@ -61,7 +62,7 @@ def as_run(strategy: Strategy, tasks: TaskGraph, timeline: Timeline) -> AsRun:
         *_kept_to_the_end(tasks),
         *_copies(tasks, buckets),
         *_fresh_gradients(tasks, timeline),
-        *_sent(tasks),
+        *(_sent(tasks) if keeps_sent else ()),
     )
     return AsRun(replace(tasks, tasks=tuple(changed), buffers=buffers), led_by, left_out)
 

@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 
 USED: Mapping[str, frozenset[Pattern]] = MappingProxyType(
     {
+        "memory": frozenset({Pattern.ALL_REDUCE}),
         "gloo": frozenset({Pattern.ALL_REDUCE, Pattern.ALL_TO_ALL}),
         "nccl": frozenset(Pattern) - {Pattern.TRANSFER},
     }
 )
-"""The collectives that are used with each backend. gloo's all_gather and reduce_scatter take 2.4 times as
-long as direct messages for large boxes ([measured] 4 ranks of one computer, 16 MiB: 1164 and 1356 ms
-against 484), its all_to_all about as long, its all_reduce a fifth (100 ms against 546)."""
+"""The collectives that are used with each backend, shared memory among them. gloo's all_gather and
+reduce_scatter take 2.4 times as long as direct messages for large boxes ([measured] 4 ranks of one computer,
+16 MiB: 1164 and 1356 ms against 484), its all_to_all about as long, its all_reduce a fifth (100 ms against
+546)."""
 
 
 RARE = 4

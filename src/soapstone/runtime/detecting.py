@@ -42,9 +42,11 @@ def usual_ranks(device: str) -> int:
     return max(1, torch.cuda.device_count()) if device == "cuda" else min(8, usable_cores())
 
 
-def backend_name() -> str:
+def backend_name(wire: Wire) -> str:
     """What carries messages between the ranks."""
-    return str(dist.get_backend())
+    if wire.mailbox is None:
+        return str(dist.get_backend())
+    return "shared memory" if wire.backend == "memory" else "gloo, shared memory within a computer"
 
 
 def measured_messages(wire: Wire) -> list[Message]:

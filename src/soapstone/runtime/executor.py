@@ -237,13 +237,16 @@ class Executor:
     def _bucket(self, action: SumGradients, found: Sequence[Tensor]) -> Tensor:
         """Gradients one after the other. On a CPU their place is kept from step to step: new memory costs a
         page fault for every 4 KiB."""
-        kept = self._buckets.get(id(action))
-        if kept is not None:
-            return torch.cat(list(found), out=kept)
-        flat = torch.cat(list(found))
-        if flat.device.type == "cpu":
-            self._buckets[id(action)] = flat  # the program keeps the action
-        return flat
+        if found[0].device.type != "cpu":
+            return torch.cat(list(found))
+        kept = self._buckets.get(id(action))  # the program keeps the action
+        if kept is None:
+            count, dtype = sum(each.numel() for each in found), found[0].dtype
+            kept = self.wire.bucket(count, dtype, action.ranks)
+            kept = torch.empty(count, dtype=dtype) if kept is None else kept
+            self._buckets[id(action)] = kept
+        self.wire.reuse(kept, f"{action.pieces[0].weight} gradient")
+        return torch.cat(list(found), out=kept)
 
     def _give(self, action: SumGradients | ReportLoss, tensor: Tensor) -> None:
         """Have a tensor added up, now or, while the pass is recorded, in every replay."""

@@ -10,7 +10,7 @@ Ports are made once; a step fills them and `clear` empties them. A gradient that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -65,7 +65,19 @@ class Outlet:
 class Arrival:
     """A box that another rank sends; it is posted before it is waited for."""
 
-    __slots__ = ("box", "count", "dtype", "is_here", "name", "peer", "pending", "shape", "tag", "tensor")
+    __slots__ = (
+        "box",
+        "count",
+        "dtype",
+        "is_here",
+        "name",
+        "peer",
+        "pending",
+        "shape",
+        "tag",
+        "takers",
+        "tensor",
+    )
 
     def __init__(self, box: Box, dtype: torch.dtype, peer: int, tag: int, name: str) -> None:
         self.box, self.dtype, self.peer, self.tag, self.name = box, dtype, peer, tag, name
@@ -73,6 +85,7 @@ class Arrival:
         self.pending: Pending | Slot | None = None
         self.tensor: Tensor | None = None
         self.is_here = False
+        self.takers = 0  # inboxes that it fills a part of
 
     def post(self, wire: Wire) -> None:
         """Be ready for the message."""
@@ -88,6 +101,15 @@ class Arrival:
             assert self.pending is not None, f"{self.name} is read before it is expected"
             self.tensor, self.pending, self.is_here = self.pending.wait(), None, True
         return self.tensor
+
+    def borrow(self) -> tuple[Tensor | None, Callable[[], None] | None]:
+        """The box, once it is there, and what to call when it has been read: where one inbox alone reads
+        it, it need not be copied first."""
+        if self.is_here or self.takers != 1:
+            return self.take(), None
+        pending, self.pending, self.is_here = self.pending, None, True
+        assert pending is not None, f"{self.name} is read before it is expected"
+        return pending.borrow(), pending.give_back
 
     def clear(self) -> None:
         """Forget the box, once it is there: a receive that is dropped would leave its message behind."""
@@ -157,6 +179,8 @@ class Inbox:
     def connect(self, port: Outlet | Arrival, overlap: Box) -> None:
         """Take this part from a port."""
         self.parts.append((port, index_of(overlap, port.box), index_of(overlap, self.box)))
+        if isinstance(port, Arrival):
+            port.takers += 1
 
     @property
     def only_outlet(self) -> Outlet | None:
@@ -184,7 +208,24 @@ class Inbox:
         return self.tensor
 
     def _together(self) -> Tensor | None:
-        found = [(_part(port.take(), index), place) for port, index, place in self.parts]
+        """A tensor of its own, unless all there is is one outlet's."""
+        borrowed: list[Callable[[], None]] = []
+        found = []
+        for port, index, place in self.parts:
+            if isinstance(port, Arrival):
+                tensor, give_back = port.borrow()
+                borrowed += [] if give_back is None else [give_back]
+            else:
+                tensor = port.take()
+            found.append((_part(tensor, index), place))
+        total = self._combined(found)
+        if borrowed and any(total is tensor for tensor, _ in found) and total is not None:
+            total = total.clone()
+        for give_back in borrowed:
+            give_back()
+        return total
+
+    def _combined(self, found: Sequence[tuple[Tensor | None, Index]]) -> Tensor | None:
         if all(place is None for _, place in found):
             tensors = [tensor for tensor, _ in found]
             return added(tensors) if self.adds else tensors[0]

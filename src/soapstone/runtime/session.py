@@ -1,7 +1,8 @@
 """Joining the other ranks: those that torchrun or `soapstone train` started, or none.
 
-One rank for each device of the plan. gloo serves CPUs, and GPUs that several ranks share (messages are
-then staged in host memory); NCCL serves ranks that have a GPU each.
+One rank for each device of the plan. gloo serves CPUs, whose ranks share memory within a computer
+(`mailbox`), and GPUs that several ranks share (messages are then staged in host memory); NCCL serves ranks
+that have a GPU each.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from soapstone.errors import TrainingError
 from soapstone.machine.heap import keep_freed_memory
+from soapstone.runtime.mailbox import local_mailbox
 from soapstone.runtime.wire import TIMEOUT_S, Wire
 
 DEVICES = ("cpu", "cuda")
+
+SHARING = "SOAPSTONE_SHARED_MEMORY"
+"""Set to 0 in the environment of all ranks, messages go through gloo also within a computer."""
 
 
 def joined(device: str = "cpu", timeout_s: float = TIMEOUT_S) -> Wire:
@@ -42,7 +47,14 @@ def joined(device: str = "cpu", timeout_s: float = TIMEOUT_S) -> Wire:
             raise TrainingError(_not_found(error, timeout_s)) from error
     if not dist.is_initialized():
         return Wire(device=place, timeout_s=timeout_s)
-    return Wire(dist.get_rank(), dist.get_world_size(), place, timeout_s)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mailbox = None
+    if device == "cpu" and size > 1 and os.environ.get(SHARING, "1") != "0":
+        try:
+            mailbox = local_mailbox(rank, dist.distributed_c10d._get_default_store())
+        except RuntimeError as error:  # a rank has gone meanwhile
+            raise TrainingError(_not_found(error, timeout_s)) from error
+    return Wire(rank, size, place, timeout_s, mailbox)
 
 
 def _not_found(error: BaseException, timeout_s: float) -> str:
@@ -50,7 +62,8 @@ def _not_found(error: BaseException, timeout_s: float) -> str:
     told = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
     address = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
     return (
-        f"rank {os.environ['RANK']} did not find the other ranks of {os.environ['WORLD_SIZE']} at {address}"
+        f"rank {os.environ.get('RANK', '?')} did not find the other ranks of"
+        f" {os.environ.get('WORLD_SIZE', '?')} at {address}"
         f" within {timeout_s:g} s: {told}"
     )
 

@@ -3,7 +3,8 @@
 What torch.distributed asks of its users, and this module sees to: a tensor that is sent is contiguous,
 and it and its Work live until the send is done; a receive has room for exactly what comes; process
 groups are made by all ranks in the same order, and once (each costs milliseconds, threads and file
-descriptors). On GPUs that gloo serves, messages are staged in host memory (`staging`).
+descriptors). On GPUs that gloo serves, messages are staged in host memory (`staging`). CPU ranks of one
+computer leave messages and sums for each other in memory that they share (`mailbox`).
 
 A wait that fails, because a rank is gone or because nothing came in time, says what it was for; rank 0
 asks the others what they were waiting for and says it in one sentence.
@@ -15,6 +16,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from math import prod
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
@@ -23,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from soapstone.errors import TrainingError
+from soapstone.runtime.mailbox import IN_PARTS_BYTES, Letter, Mailbox
 from soapstone.runtime.staging import Staging
 
 TIMEOUT_S = 300.0
@@ -44,6 +47,9 @@ _WAITED, _FAILED = "soapstone/waited/", "soapstone/failed/"
 """Under these names ranks leave in the store what they waited for, and why they ended."""
 
 
+_NOTHING = torch.empty(0)
+
+
 class Pending:
     """A message or collective under way; `wait` gives the tensor that it brings."""
 
@@ -62,6 +68,10 @@ class Pending:
 
     def wait(self) -> Tensor:
         """The tensor, once it is there."""
+        self._wait()
+        return self.wire.brought(self.buffer)
+
+    def _wait(self) -> None:
         if self.work is not None:
             start = perf_counter()
             try:
@@ -71,7 +81,41 @@ class Pending:
             self.wire.waited_s += perf_counter() - start
         if self.on_done is not None:
             self.on_done()
-        return self.wire.brought(self.buffer)
+
+    def borrow(self) -> Tensor:
+        """The tensor, once it is there, for use until `give_back`."""
+        return self.wait()
+
+    def give_back(self) -> None:
+        """Have done with what was borrowed."""
+
+
+class Lent(Pending):
+    """A message in the memory of its sender."""
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(
+        self, wire: Wire, letter: Letter, shape: Sequence[int], dtype: torch.dtype, what: str
+    ) -> None:
+        super().__init__(wire, letter, _NOTHING, what)
+        self.shape, self.dtype = tuple(shape), dtype
+
+    def wait(self) -> Tensor:
+        """A copy of the tensor, once it is there."""
+        found = self.borrow().clone()
+        self.give_back()
+        return found
+
+    def borrow(self) -> Tensor:
+        """The tensor where it lies, once it is there, for use until `give_back`."""
+        self._wait()
+        found: Tensor = self.work.content(self.dtype, self.shape, prod(self.shape))
+        return found
+
+    def give_back(self) -> None:
+        """Let the sender have its memory again."""
+        self.work.give_back()
 
 
 class Together:
@@ -119,12 +163,24 @@ class Slot:
             self.on_done()
         return None if self.part is None else whole.view(-1)[self.part].view(self.shape)
 
+    def borrow(self) -> Tensor | None:
+        """The part, once it is there, for use until `give_back`."""
+        return self.wait()
+
+    def give_back(self) -> None:
+        """Have done with what was borrowed."""
+
 
 class Wire:
     """What one rank says to the others. `device` is where its tensors live."""
 
     def __init__(
-        self, rank: int = 0, size: int = 1, device: torch.device | None = None, timeout_s: float = TIMEOUT_S
+        self,
+        rank: int = 0,
+        size: int = 1,
+        device: torch.device | None = None,
+        timeout_s: float = TIMEOUT_S,
+        mailbox: Mailbox | None = None,
     ) -> None:
         self.rank, self.size, self.timeout_s = rank, size, timeout_s
         self.device = device or torch.device("cpu")
@@ -133,7 +189,11 @@ class Wire:
         self.host = torch.device("cpu") if backend == "gloo" else self.device
         is_staged = self.device.type == "cuda" and self.host.type == "cpu" and size > 1
         self._staging = Staging(self.device) if is_staged else None
+        self.mailbox = mailbox
+        if mailbox is not None and len(mailbox.ranks) == size:
+            self.backend = "memory"
         self._groups: dict[tuple[int, ...], Any] = {}
+        self._channels: dict[tuple[int, ...], int] = {}
         self._lanes: dict[tuple[int, ...], list[Any]] = {}
         self._sent: list[Pending] = []
         self.waited_s = 0.0  # in all, since the start
@@ -177,7 +237,8 @@ class Wire:
     def prepare(self, groups: Iterable[Sequence[int]]) -> None:
         """Make the process groups that will be needed; every rank must ask for the same ones."""
         for ranks in sorted({tuple(sorted(group)) for group in groups}):
-            if ranks not in self._groups:
+            self._channels.setdefault(ranks, 1 + len(self._channels))
+            if ranks not in self._groups and self.backend != "memory":
                 what = f"the group of ranks {', '.join(map(str, ranks))}"
                 made = [
                     self._posted(what, dist.new_group, list(ranks), timeout=timedelta(seconds=self.timeout_s))
@@ -187,14 +248,20 @@ class Wire:
 
     def send(self, tensor: Tensor, peer: int, tag: int, what: str) -> None:
         """Send a tensor, which must not change until `settle`."""
+        if self.mailbox is not None and peer in self.mailbox.ranks:
+            self._posted(what, self.mailbox.send, tensor.detach(), peer, tag, self.timeout_s)
+            return
         staged, work = self._out(tensor, what, dist.isend, peer, tag=tag)
         self._sent.append(Pending(self, work, staged, f"rank {peer} to take '{what}'"))
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, peer: int, tag: int, what: str) -> Pending:
         """Receive a tensor."""
+        told = f"'{what}' from rank {peer}"
+        if self.mailbox is not None and peer in self.mailbox.ranks:
+            return Lent(self, self.mailbox.receive(peer, tag, self.timeout_s), shape, dtype, told)
         buffer = self._room(shape, dtype)
         work = self._posted(what, dist.irecv, buffer, peer, tag=tag)
-        return Pending(self, work, buffer, f"'{what}' from rank {peer}")
+        return Pending(self, work, buffer, told)
 
     def sum_up(
         self, tensor: Tensor, ranks: Sequence[int], what: str, ready: torch.cuda.Event | None = None
@@ -202,6 +269,8 @@ class Wire:
         """Add a tensor up over ranks; it is overwritten where it need not be staged. It is there already,
         or when an event comes."""
         told = f"the sum of '{what}' over ranks {', '.join(map(str, ranks))}"
+        if self.mailbox is not None and self.mailbox.ranks.issuperset(ranks):
+            return self._summed(tensor, ranks, self._channels[tuple(sorted(ranks))], what, told)
 
         def under_way(part: Tensor, group: Any) -> Pending:
             staged, work = self._out(part, what, dist.all_reduce, ready=ready, group=group, async_op=True)
@@ -214,6 +283,26 @@ class Wire:
         return Together(
             [under_way(part, lanes[i % len(lanes)]) for i, part in enumerate(parts)], tensor.shape
         )
+
+    def _summed(self, tensor: Tensor, ranks: Sequence[int], channel: int, what: str, told: str) -> Pending:
+        """A sum over ranks of this computer."""
+        assert self.mailbox is not None
+        flat = tensor.detach().contiguous()
+        work = self._posted(what, self.mailbox.sum_up, flat, ranks, channel, self.timeout_s)
+        return Pending(self, work, flat, told)
+
+    def bucket(self, count: int, dtype: torch.dtype, ranks: Sequence[int]) -> Tensor | None:
+        """A tensor whose sums over ranks need no copy of it; None where any other is as good."""
+        if self.mailbox is None or not self.mailbox.ranks.issuperset(ranks):
+            return None
+        if count * dtype.itemsize <= IN_PARTS_BYTES:
+            return None
+        return self.mailbox.kept(count, dtype)
+
+    def reuse(self, bucket: Tensor, what: str) -> None:
+        """Wait until others have done with a bucket's last sum."""
+        if self.mailbox is not None and self.mailbox.block_of(bucket) is not None:
+            self._posted(what, self.mailbox.wait_until_read, bucket, self.timeout_s)
 
     def gather_up(self, tensor: Tensor, ranks: Sequence[int], what: str) -> Pending:
         """Everyone's tensor of this shape, one after the other in the order of the ranks."""
@@ -251,8 +340,11 @@ class Wire:
         place in the order on each rank."""
         if self.size == 1:
             return Pending(self, None, tensor, what)
+        told = f"the sum of '{what}' over all ranks"
+        if self.backend == "memory":
+            return self._summed(tensor, range(self.size), 0, what, told)
         staged, work = self._out(tensor, what, dist.all_reduce, ready=ready, async_op=True)
-        return Pending(self, work, staged, f"the sum of '{what}' over all ranks")
+        return Pending(self, work, staged, told)
 
     def shared(
         self, tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype, owner: int, what: str

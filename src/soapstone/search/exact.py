@@ -5,10 +5,11 @@
     lower_bound   what no strategy can do better than, on any machine -> cpp/lower_bound.h
 
 What is proved: no strategy of the space (`strategy.space`: every layout of every block, its shards on
-different devices, one copy) has a simulated makespan less than `(1 - tolerance)` times the one returned.
-The default tolerance only absorbs rounding. Relabelling the devices can change a simulated makespan, since
-ties are broken by the task order and rings run by device number; so bounds that hold for all relabellings
-lead the way, and all relabellings of a whole strategy are simulated (`docs/decisions/0009-exact-search.md`).
+different devices, one copy; with `has_ranges`, on devices that follow each other by number) has a simulated
+makespan less than `(1 - tolerance)` times the one returned. The default tolerance only absorbs rounding.
+Relabelling the devices can change a simulated makespan, since ties are broken by the task order and rings run
+by device number; so bounds that hold for all relabellings lead the way, and all relabellings of a whole
+strategy are simulated (`docs/decisions/0009-exact-search.md`).
 
 Memory limits are not part of the search: `fits` says whether the strategy returned keeps within them, with
 SGD and momentum. If it does not, a slower one that fits may exist, and the proof is not about those.
@@ -124,6 +125,7 @@ def exact_search(  # noqa: PLR0913, a search has that many sides
     *,
     budget_s: float | None = None,
     tolerance: float = ROUNDING,
+    has_ranges: bool = False,
     start: Strategy | None = None,
     proposals: int = PROPOSALS,
     threads: int = 1,
@@ -138,13 +140,13 @@ def exact_search(  # noqa: PLR0913, a search has that many sides
     """
     began = monotonic()
     problem = FlatProblem(graph, machine, costs)
-    space = _space_of(problem)
-    search = native.ExactSearch(problem.native, tolerance)
+    space = _space_of(problem, has_ranges)
+    search = native.ExactSearch(problem.native, tolerance, has_ranges)
     if start is not None:
-        search.offer(_placed(problem, start))
+        search.offer(_placed(problem, start, has_ranges))
     for seed in range(CHAINS):
-        search.offer(_annealed(problem, seed, proposals))
-    tree = _Tree(problem, search, tolerance)
+        search.offer(_annealed(problem, seed, proposals, has_ranges))
+    tree = _Tree(problem, search, tolerance, has_ranges)
     stop = _run(tree, threads, began, budget_s, progress)
     strategy = _strategy(problem, tree.best.best())
     return ExactResult(
@@ -165,8 +167,10 @@ def exact_search(  # noqa: PLR0913, a search has that many sides
 class _Tree:
     """The tree of partial strategies: one search of all of it, then several of its parts."""
 
-    def __init__(self, problem: FlatProblem, search: native.ExactSearch, tolerance: float) -> None:
-        self.problem, self.tolerance = problem, tolerance
+    def __init__(
+        self, problem: FlatProblem, search: native.ExactSearch, tolerance: float, has_ranges: bool
+    ) -> None:
+        self.problem, self.tolerance, self.has_ranges = problem, tolerance, has_ranges
         self.searches = [search]
         self.known_s = 0.0  # what is proved of the parts that are done, if they are not all
         self.waiting: list[int] = []  # parts that nobody looks into yet
@@ -205,7 +209,7 @@ class _Tree:
         self.known_s, self.first_block, self.parts = whole.lower_bound_s, whole.first_block, PARTS * threads
         best = whole.best()
         for _ in range(threads - 1):
-            other = native.ExactSearch(self.problem.native, self.tolerance)
+            other = native.ExactSearch(self.problem.native, self.tolerance, self.has_ranges)
             other.offer(best)
             self.searches.append(other)
         self.waiting = list(range(self.parts))[::-1]
@@ -241,13 +245,14 @@ def _run(
     return StopReason.OPTIMAL
 
 
-def _space_of(problem: FlatProblem) -> int:
+def _space_of(problem: FlatProblem, has_ranges: bool) -> int:
     """How many strategies there are, if the placements are few enough to be tried."""
     devices = len(problem.machine.devices)
     proposals = native.Proposals(problem.native)
     counts = []
     for number in range(len(problem.blocks)):
-        counts.append(sum(perm(devices, prod(degrees)) for degrees in proposals.degrees(number)))
+        parts = [prod(degrees) for degrees in proposals.degrees(number)]
+        counts.append(sum(devices - each + 1 if has_ranges else perm(devices, each) for each in parts))
         if sum(counts) > MOST_PLACEMENTS:
             raise StrategyError(
                 f"graph '{problem.graph.name}' has more than {MOST_PLACEMENTS:,} placements on {devices}"
@@ -256,9 +261,11 @@ def _space_of(problem: FlatProblem) -> int:
     return prod(counts)
 
 
-def _annealed(problem: FlatProblem, seed: int, count: int) -> list[tuple[list[int], int, list[int]]]:
+def _annealed(
+    problem: FlatProblem, seed: int, count: int, has_ranges: bool
+) -> list[tuple[list[int], int, list[int]]]:
     """Where a short chain from a random strategy ends when it is cooled down."""
-    proposals = native.Proposals(problem.native, seed)
+    proposals = native.Proposals(problem.native, seed, has_ranges=has_ranges)
     proposals.place_at_random()
     first_s = proposals.makespan() * FIRST_PART
     for step in range(COOLINGS):
@@ -266,23 +273,29 @@ def _annealed(problem: FlatProblem, seed: int, count: int) -> list[tuple[list[in
     return [proposals.placed(number) for number in range(len(problem.blocks))]
 
 
-def is_in_space(strategy: Strategy) -> bool:
-    """Whether an exact search may find a strategy: one copy of every shard, on devices of their own."""
-    return all(_is_in_space(placement) for placement in strategy.placements.values())
+def is_in_space(strategy: Strategy, has_ranges: bool = False) -> bool:
+    """Whether an exact search may find a strategy: one copy of every shard, on devices of their own, which
+    follow each other if they have to."""
+    return all(_is_in_space(placement, has_ranges) for placement in strategy.placements.values())
 
 
-def _is_in_space(placement: Placement) -> bool:
-    return placement.copies == 1 and len(set(placement.devices)) == len(placement.devices)
+def _is_in_space(placement: Placement, has_ranges: bool) -> bool:
+    devices = placement.devices
+    if has_ranges:
+        return placement.copies == 1 and devices == tuple(range(devices[0], devices[0] + len(devices)))
+    return placement.copies == 1 and len(set(devices)) == len(devices)
 
 
-def _placed(problem: FlatProblem, strategy: Strategy) -> list[tuple[list[int], int, list[int]]]:
+def _placed(
+    problem: FlatProblem, strategy: Strategy, has_ranges: bool
+) -> list[tuple[list[int], int, list[int]]]:
     strategy.checked(problem.machine)
     placements = [strategy.placements[block.name] for block in problem.blocks]
     for block, placement in zip(problem.blocks, placements, strict=True):
-        if not _is_in_space(placement):
+        if not _is_in_space(placement, has_ranges):
             raise StrategyError(
                 f"an exact search cannot start from this strategy: block '{block.name}' has copies, or"
-                " several shards on a device"
+                f" several shards on a device{', or devices that do not follow each other' * has_ranges}"
             )
     return [
         (problem.degrees(block, placement), placement.copies, list(placement.devices))

@@ -21,10 +21,11 @@ from soapstone.machine.checks import did_you_mean
 from soapstone.machine.units import Quantity
 from soapstone.plans import Plan, Prediction, planned, predicted
 from soapstone.search.baselines import BASELINES, applicable, baseline
-from soapstone.search.exact import exact_search, is_in_space, lower_bound
+from soapstone.search.exact import lower_bound
 from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc
 from soapstone.search.pipelines import Wanted, pipeline_search
-from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport, StopReason
+from soapstone.search.proofs import Prove, exact_report, ranges_report
+from soapstone.search.report import SearchReport, ShowSearch, StopReason
 from soapstone.search.unity import Setting, joined, unity
 from soapstone.strategy.blocks import blocks
 from soapstone.strategy.strategy import Strategy
@@ -63,9 +64,6 @@ SETTLING_S_PER_SHARD, MOST_SETTLING = 3.5e-4, 0.4
 """[measured] What settling takes for each block and device: on 192 devices Inception-v3 has 24,200 of these
 and BERT-Large 53,000, and the bound, the exact prediction and the figures of it and of the rivals take 7 and
 19 s of CPU time; and [choice] the largest part of the seconds that is kept back for it."""
-
-EXACT_PROPOSALS = 5000
-"""[choice] Of each chain that looks for a strategy for the exact search to start from."""
 
 LONGEST_S = 365 * 24 * 3600
 """[choice] The longest budget: a year."""
@@ -126,47 +124,15 @@ def _by_chains(
     )
 
 
-def _exactly(
+def _proved(
+    prove: Prove,
     graph: Graph,
     machine: Machine,
     costs: AnalyticCosts,
     options: Options,
     show: ShowSearch | None,
 ) -> SearchReport:
-    budget_s = options.budget.seconds
-
-    def progress(best_s: float, lower_bound_s: float, _: int) -> None:
-        if show is not None:
-            show(lower_bound_s / best_s, f"{best_s * 1e3:.4g} ms, at least {lower_bound_s * 1e3:.4g}")
-
-    chains = mcmc(
-        graph,
-        machine,
-        costs,
-        budget=Budget(budget_s, EXACT_PROPOSALS),
-        seed=options.seed,
-        threads=options.threads,
-    )
-    start = chains.strategy if is_in_space(chains.strategy) else None
-    left_s = None if budget_s is None else max(0.0, budget_s - chains.elapsed_s)
-    found = exact_search(
-        graph, machine, costs, budget_s=left_s, start=start, threads=options.threads, progress=progress
-    )
-    told = StartReport(
-        "exact", found.makespan_s, found.makespan_s, found.bounded, found.simulated, found.stop
-    )
-    return SearchReport(
-        "exact",
-        options.seed,
-        found.strategy,
-        found.makespan_s,
-        found.fits,
-        (*chains.curve, CurvePoint(chains.elapsed_s + found.elapsed_s, chains.proposals, found.makespan_s)),
-        (*chains.starts, told),
-        chains.elapsed_s + found.elapsed_s,
-        found.stop,
-        found.lower_bound_s,
-    )
+    return prove(graph, machine, costs, options.budget.seconds, options.seed, options.threads, show)
 
 
 def _as_pipeline(
@@ -242,7 +208,8 @@ SEARCHES: Mapping[str, Search] = MappingProxyType(
         "auto": _by_all,
         **{name: partial(_by_chains, name) for name in RULES},
         "unity": _jointly,
-        "exact": _exactly,
+        "exact": partial(_proved, exact_report),
+        "exact-ranges": partial(_proved, ranges_report),
         "pipeline": _as_pipeline,
     }
 )

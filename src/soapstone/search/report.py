@@ -21,6 +21,8 @@ class StopReason(StrEnum):
     CONVERGED = "half of the search brought nothing better"
     INTERRUPTED = "it was interrupted"
     OPTIMAL = "nothing better exists"
+    OPTIMAL_WITHOUT_COPIES = "nothing better exists that has no copies of shards"
+    OPTIMAL_OF_RANGES = "nothing better exists on devices that follow each other"
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class SearchReport:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether it is proved that no strategy is better."""
+        """Whether it is proved that no strategy is better, those with copies of shards apart."""
         return self.stop is StopReason.OPTIMAL
 
     @property

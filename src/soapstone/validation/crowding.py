@@ -2,13 +2,13 @@
 
 Operators are measured by all ranks at once, as in a data-parallel step. Where few ranks compute, each is
 faster; where there are more ranks than cores, they wait for each other, which a rank's own clock does not
-see. So the same work is timed with one rank at it, with two, and so on. A task then takes the time that
-belongs to the number of ranks that compute while it runs, which the simulated timeline tells.
+see. So the model's longest operators are timed with one rank at them, with two, and so on. A task then takes
+the time that belongs to the number of ranks that compute while it runs, which the simulated timeline tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from time import perf_counter
 
@@ -16,7 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from soapstone.cost.profiler import Device
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.candidates import Candidate
+from soapstone.cost.profiler import Device, Profiler
+from soapstone.machine import DeviceKind
 from soapstone.runtime.wire import Wire
 
 Floats = NDArray[np.float64]
@@ -24,26 +27,54 @@ Floats = NDArray[np.float64]
 REPEATS = 12
 ROWS = {"cpu": 320, "cuda": 2048}
 STREAM_BYTES = 4 * 2**20
-"""[choice] A product and a pass over memory, of some milliseconds: about what tasks are made of."""
+"""[choice] A product and a pass over memory, where there is no operator of the model to be had."""
+
+MOST_WORKS = 8
+LONGEST_S = 0.1
+"""[choice] So many operators stand for all, the longest first; one run of all of them takes about this long
+at most."""
 
 ROUNDS = 4
 """[choice] How often times and numbers of busy ranks are worked out from each other."""
 
+Work = Callable[[], None]
 
-def measured_crowding(device: Device, wire: Wire) -> tuple[float, ...]:
+
+def standing_for_all(
+    profiler: Profiler, candidates: Iterable[Candidate], costs: AnalyticCosts, kind: DeviceKind
+) -> list[Work]:
+    """Runs of the operators that take most of the time; the same on all ranks."""
+    lasting = [(sum(costs.compute_s(work, kind) for work in each.works), each) for each in candidates]
+    works: list[Work] = []
+    left_s = LONGEST_S
+    for seconds, candidate in sorted(lasting, key=lambda each: -each[0]):
+        if seconds <= left_s and len(works) < MOST_WORKS:
+            left_s -= seconds
+            work = profiler.runnable(candidate)
+            works += [] if work is None else [work]
+    return works
+
+
+def measured_crowding(device: Device, wire: Wire, works: Sequence[Work] = ()) -> tuple[float, ...]:
     """By real time, what a task takes with 1, 2, ... ranks at work, relative to what the profiler's clock
-    tells with all of them at work."""
+    tells with all of them at work. Numbers of ranks take turns, so that what else the computer does falls on
+    all of them alike."""
     if wire.size == 1:
         return (1.0,)
-    work = _work(wire.device)
-    alone = [_timed(work, count, perf_counter, wire) for count in range(1, wire.size + 1)]
-    reference = _timed(work, wire.size, device.clock, wire)
-    found = torch.tensor([seconds / reference for seconds in alone], dtype=torch.float64)
-    first = wire.shared(found if wire.rank == 0 else None, found.shape, found.dtype, 0, "crowding")
+    todo = list(works) or [_made_up(wire.device)]
+    ratios: list[list[float]] = [[] for _ in range(wire.size)]
+    for number in range(REPEATS + 2):
+        taken = [_timed(todo, busy, device.clock, wire) for busy in range(1, wire.size + 1)]
+        _, reference_s = taken[-1]
+        for found, (real_s, _) in zip(ratios, taken, strict=True):
+            if number >= 2:
+                found.append(real_s / max(reference_s, 1e-9))
+    own = torch.tensor([median(found) for found in ratios], dtype=torch.float64)
+    first = wire.shared(own if wire.rank == 0 else None, own.shape, own.dtype, 0, "crowding")
     return tuple(float(f"{number:.3g}") for number in first.tolist())
 
 
-def _work(place: torch.device) -> Callable[[], None]:
+def _made_up(place: torch.device) -> Work:
     rows = ROWS[place.type]
     a, b = torch.rand(rows, rows, device=place), torch.rand(STREAM_BYTES // 4, device=place)
 
@@ -56,19 +87,17 @@ def _work(place: torch.device) -> Callable[[], None]:
     return work
 
 
-def _timed(work: Callable[[], None], busy: int, clock: Callable[[], float], wire: Wire) -> float:
-    """Median seconds of the work on the first rank, while so many ranks are at it."""
-    times = []
+def _timed(works: Sequence[Work], busy: int, clock: Callable[[], float], wire: Wire) -> tuple[float, float]:
+    """Real seconds of the works on this rank, and by the clock, while so many ranks are at them; a rank that
+    is not goes on at once."""
     wire.meet("crowding")
+    real_s, clock_s = perf_counter(), clock()
     if wire.rank < busy:
-        for number in range(REPEATS + 2):
-            start = clock()
-            for _ in range(4):
-                work()
-            if number >= 2:
-                times.append((clock() - start) / 4)
+        for work in works:
+            work()
+    found = (perf_counter() - real_s, clock() - clock_s)
     wire.meet("crowding")
-    return median(times) if times else 1.0
+    return found
 
 
 def busy_devices(start_s: Floats, end_s: Floats) -> Floats:

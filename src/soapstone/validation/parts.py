@@ -9,6 +9,10 @@ sum. `seconds` are the profile's, `operators` the passes of operators in the tas
 waits for or that wait for it (handing one over takes time of the device's own thread); `wire` is the time
 that the bytes alone take and `latencies` the rest. Which device waits for what is seen in the simulated
 timeline. The factors are `Calibration`'s.
+
+Where ranks share memory (`runtime.mailbox`) the devices copy messages themselves: half of `wire` is the
+sender's, at the task after which it gives the message away, and half the receiver's, at the task before which
+it takes it.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from soapstone import native
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.work import Work
 from soapstone.machine import DeviceKind, Machine
+from soapstone.ops.box import intersection, volume
 from soapstone.plans import Plan
 from soapstone.runtime.as_run import as_run
 from soapstone.runtime.collectives import USED
@@ -32,8 +37,8 @@ from soapstone.sim.memory import STATES_PER_WEIGHT, peak_memory
 from soapstone.sim.reference import simulate
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
-from soapstone.tasks.exchange import Pattern
-from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Task, TaskGraph
+from soapstone.tasks.exchange import Exchange, Move, Pattern
+from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, Task, TaskGraph
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import crowded
 
@@ -137,27 +142,33 @@ def parts_of(
     scratch_bytes: Mapping[Work, int] = MappingProxyType({}),
     *,
     launches_ahead: bool = False,
+    backend: str = "gloo",
 ) -> Parts:
     """The parts of a plan's durations; `crowding` says what ranks take from each other, `scratch_bytes` what
-    operators take of memory while they run, and `launches_ahead` whether the devices are GPUs."""
+    operators take of memory while they run, `launches_ahead` whether the devices are GPUs, and `backend` what
+    carries messages (`Wire.backend`)."""
+    shares_memory = backend == "memory"
     strategy, machine = plan.strategy, plan.machine
     plain = task_graph(strategy, machine, costs)
-    ran = as_run(strategy, plain, simulate(plain))
+    ran = as_run(strategy, plain, simulate(plain), keeps_sent=not shares_memory)
     counted = task_graph(strategy, machine, _Counting(lambda _: 1.0, 1.0))
     swift = task_graph(strategy, _without_latency(machine), costs)
     is_compute = np.array([task.kind in COMPUTE_KINDS for task in plain.tasks])
     full = np.array([task.duration_s for task in plain.tasks])
     wire_s = np.where(is_compute, 0.0, [task.duration_s for task in swift.tasks])
     latency_s = np.where(is_compute, 0.0, full - wire_s)
+    for key in ran.left_out:
+        wire_s[plain.ids[key]] = latency_s[plain.ids[key]] = 0.0
+    ends = _ends(plain, machine)
+    if shares_memory:
+        wire_s = _copied_by_devices(plain, ends, wire_s)
     for member, leader in ran.led_by.items():
         a, b = plain.ids[member], plain.ids[leader]
         wire_s[b] += wire_s[a]
         latency_s[b] = max(latency_s[b], latency_s[a])
         wire_s[a] = latency_s[a] = 0.0
-    for key in ran.left_out:
-        wire_s[plain.ids[key]] = latency_s[plain.ids[key]] = 0.0
     tasks = replace(ran.tasks, buffers=(*ran.tasks.buffers, *_scratch(strategy, machine, scratch_bytes)))
-    flat = _flat(tasks)
+    flat = _flat(tasks, has_links=not shares_memory)
     seconds = crowded(
         np.where(is_compute, full, 0.0),
         wire_s + latency_s,
@@ -169,7 +180,7 @@ def parts_of(
         tasks,
         seconds,
         np.where(is_compute, [task.duration_s for task in counted.tasks], 0.0),
-        _messages(tasks, {*ran.led_by, *ran.left_out}),
+        _messages(plain, ends, {*ran.led_by, *ran.left_out}, USED[backend]),
         wire_s,
         latency_s,
         flat,
@@ -195,30 +206,94 @@ def _without_latency(machine: Machine) -> Machine:
     return Machine(machine.name, machine.devices, links, machine.switches)
 
 
-def _messages(tasks: TaskGraph, led: set[Any]) -> Floats:
-    """For each compute task, the messages that it hands over or takes."""
+@dataclass(frozen=True)
+class _Ends:
+    """For each message, by number, the last task that makes what is sent on the device that sends it, and the
+    first that needs it on the device that it comes to; -1 where no task of a device does."""
 
-    def count(task: Task) -> int:
-        move = tasks.exchanges[task.key[:-2]].moves[task.key[-2]]
-        is_one = move.pattern is Pattern.TRANSFER or move.pattern in USED["gloo"]
-        return 1 if is_one else len(move.devices) - 1
+    made: Mapping[int, int]
+    taken: Mapping[int, int]
 
-    found = np.zeros(len(tasks.tasks))
-    for number, (task, after) in enumerate(zip(tasks.tasks, tasks.after, strict=True)):
-        is_compute = task.kind in COMPUTE_KINDS
+
+def _ends(tasks: TaskGraph, machine: Machine) -> _Ends:
+    """The ends of messages; `tasks` are as they were built, so that each sum has its own."""
+    start_s = simulate(tasks).start_s
+    resources = [device.name for device in machine.devices]
+    needed_by: dict[int, list[int]] = {}
+    for number, after in enumerate(tasks.after):
         for before in after:
-            other = tasks.tasks[before]
-            if is_compute and other.kind not in COMPUTE_KINDS and other.key not in led and not other.key[-1]:
-                found[number] += count(other)
-            elif not is_compute and other.kind in COMPUTE_KINDS and task.key not in led and not task.key[-1]:
-                found[before] += count(task)
+            needed_by.setdefault(before, []).append(number)
+
+    def on(device: int, numbers: Sequence[int]) -> list[int]:
+        own = [n for n in numbers if tasks.tasks[n].resource == resources[device]]
+        return sorted((n for n in own if tasks.tasks[n].kind in COMPUTE_KINDS), key=lambda n: start_s[n])
+
+    made: dict[int, int] = {}
+    taken: dict[int, int] = {}
+    for number, task in enumerate(tasks.tasks):
+        if task.kind not in COMPUTE_KINDS:
+            devices, hop = _move(tasks, task).devices, task.key[-1]
+            made[number] = next(reversed(on(devices[hop], tasks.after[number])), -1)
+            taken[number] = next(iter(on(devices[(hop + 1) % len(devices)], needed_by.get(number, []))), -1)
+    return _Ends(made, taken)
+
+
+def _move(tasks: TaskGraph, task: Task) -> Move:
+    return tasks.exchanges[task.key[:-2]].moves[task.key[-2]]
+
+
+def _copied_by_devices(tasks: TaskGraph, ends: _Ends, wire_s: Floats) -> Floats:
+    """The time of bytes, with the tasks of the devices that copy them: half where they are sent, half where
+    they are taken. Where what comes is put together with what is there, that is copied too."""
+    found = np.zeros_like(wire_s)
+    seen: set[tuple[Key, int]] = set()
+    for number in np.flatnonzero(wire_s).tolist():
+        task, both = tasks.tasks[number], [ends.made[number], ends.taken[number]]
+        there = [end for end in both if end >= 0] or [number]
+        for end in there:
+            found[end] += wire_s[number] / len(there)
+        move = _move(tasks, task)
+        if move.pattern is Pattern.TRANSFER and ends.taken[number] >= 0:
+            own = tasks.exchanges[task.key[:-2]]
+            elements = sum(_local(own, sink) for sink in move.sinks if (task.key[:-2], sink) not in seen)
+            seen |= {(task.key[:-2], sink) for sink in move.sinks}
+            found[ends.taken[number]] += wire_s[number] / 2 * elements / max(1, move.elements)
     return found
 
 
-def _flat(tasks: TaskGraph) -> tuple[Any, ...]:
+def _local(exchange: Exchange, sink: int) -> int:
+    """The elements of a sink that are on its device already."""
+    boxes = [
+        intersection(exchange.sources[i].box, exchange.sinks[sink].box)
+        for i, k in exchange.local
+        if k == sink
+    ]
+    return sum(volume(box) for box in boxes if box is not None)
+
+
+def _messages(tasks: TaskGraph, ends: _Ends, led: set[Key], collectives: frozenset[Pattern]) -> Floats:
+    """For each compute task, the messages that it hands over or takes, a collective being one of them."""
+    found = np.zeros(len(tasks.tasks))
+    for number, task in enumerate(tasks.tasks):
+        if task.kind not in COMPUTE_KINDS and task.key not in led:
+            move = _move(tasks, task)
+            is_one = move.pattern is Pattern.TRANSFER or move.pattern in collectives
+            for end in (ends.made[number], ends.taken[number]):
+                if end >= 0:
+                    found[end] += 1 if is_one else len(move.devices) - 1
+    return found
+
+
+def _flat(tasks: TaskGraph, *, has_links: bool) -> tuple[Any, ...]:
+    """The tasks for the native simulator; where there are no links, no message waits for another."""
     numbers = {name: i for i, name in enumerate(tasks.resources)}
     resource = np.array([numbers[task.resource] for task in tasks.tasks], dtype=np.int32)
+    count = len(tasks.resources)
+    if not has_links:
+        messages = np.array([task.kind not in COMPUTE_KINDS for task in tasks.tasks])
+        resource[messages] = count + np.arange(messages.sum(), dtype=np.int32)
+        count += int(messages.sum())
     lengths = [len(after) for after in tasks.after]
     begin = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     after = np.array([before for row in tasks.after for before in row], dtype=np.int32)
-    return resource, begin, after, len(tasks.resources)
+    return resource, begin, after, count

@@ -27,7 +27,7 @@ from soapstone.runtime.profiling import measured_at_once, shared_profile
 from soapstone.runtime.wire import Wire
 from soapstone.validation.calibrating import Calibration, calibrated
 from soapstone.validation.comparing import Account, Compared, Summary, accounts, summary
-from soapstone.validation.crowding import measured_crowding
+from soapstone.validation.crowding import measured_crowding, standing_for_all
 from soapstone.validation.drawing import Drawn, drawn
 from soapstone.validation.parts import parts_of
 from soapstone.validation.running import model_of, ran, traced
@@ -89,7 +89,10 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     fitted_on = frozenset(range(0, len(found), 2))
     rest = [i for i in range(len(found)) if i not in fitted_on]
     is_gpu = wire.device.type == "cuda"
-    parts = [parts_of(plan, costs, crowding, scratch_bytes, launches_ahead=is_gpu) for plan in plans]
+    parts = [
+        parts_of(plan, costs, crowding, scratch_bytes, launches_ahead=is_gpu, backend=wire.backend)
+        for plan in plans
+    ]
     calibration = calibrated(
         lambda tried: [parts[i].makespan_s(tried) for i in sorted(fitted_on)],
         [seen[i].step_s(wanted.statistic) for i in sorted(fitted_on)],
@@ -130,8 +133,8 @@ def _measured(
     found: Sequence[Drawn], wanted: Wanted, wire: Wire, show: Show
 ) -> tuple[AnalyticCosts, dict[Work, int], dict[str, Any]]:
     """Costs measured by all ranks at once, what operators take of memory, and what to tell of both."""
-    kind = wanted.machine.devices[0].kind.name
-    device = device_at_hand(wire.device.type, kind, threads_of_a_rank(wanted.machine), wire.size)
+    kind = wanted.machine.devices[0].kind
+    device = device_at_hand(wire.device.type, kind.name, threads_of_a_rank(wanted.machine), wire.size)
     prepare(device)
     todo = spread_out(candidates_of(layout for each in found for layout in each.strategy.layouts.values()))
     profiler = Profiler(device)
@@ -145,15 +148,17 @@ def _measured(
             profiler.measure_scratch(candidate)
     profile = shared_profile(profiler.profile, wire)
     off = held_out(profile.times)
+    costs = MeasuredCosts(profiles={kind.name: profile})
+    works = standing_for_all(profiler, todo[:done], costs, kind)
     told = {
         "shards": len(todo),
         "measured": done,
         "failed": dict(profiler.failed),
-        "crowding": measured_crowding(device, wire),
+        "crowding": measured_crowding(device, wire, works),
         "held_out_median": None if off is None else off.median,
         "held_out_worst": None if off is None else off.worst,
     }
-    return MeasuredCosts(profiles={kind: profile}), profiler.scratch_bytes, told
+    return costs, profiler.scratch_bytes, told
 
 
 def _plan(each: Drawn, machine: Machine, costs: AnalyticCosts) -> Plan:

@@ -808,7 +808,7 @@
   }
 
   function gapText(found) {
-    if (found.is_optimal) return "It is proved that nothing faster exists.";
+    if (found.is_optimal) return "It is proved that nothing faster exists, copies of shards apart.";
     if (found.gap === null) return "How far from the optimum this is, is not known.";
     const more = found.gap < 1 ? `${percent(found.gap)} above` : `${(found.gap + 1).toFixed(1)} times`;
     return `It is at most ${more} the optimum: nothing takes less than ${seconds(found.lower_bound_s)}.`;
