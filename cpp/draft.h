@@ -51,6 +51,8 @@ inline Pass OrderPass(TaskOrder order) {
   return static_cast<Pass>(order >> (2 + kPositionBits + kNumberBits + kLocalBits));
 }
 
+inline Class ClassOf(TaskOrder order) { return static_cast<Class>((order >> (kNumberBits + kLocalBits)) & 3); }
+
 // A task or gate as the draft of a group knows it.
 struct Ref {
   static constexpr std::int32_t kOwn = -1;
@@ -269,6 +271,7 @@ class DraftView {
 
   std::int32_t tasks() const { return draft_.tasks(); }
   std::int32_t gates() const { return draft_.gates(); }
+  std::int64_t size_bytes(std::int32_t task) const { return draft_.size_bytes_[task]; }
   double duration_s(std::int32_t task) const { return draft_.duration_s_[task]; }
   std::int32_t resource(std::int32_t task) const { return draft_.resource_[task]; }
   TaskOrder order(std::int32_t task) const { return draft_.order_[task]; }

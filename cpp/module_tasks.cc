@@ -2,6 +2,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -13,10 +14,13 @@
 #include <utility>
 #include <vector>
 
+#include "buffers.h"
 #include "chain.h"
 #include "footprint.h"
 #include "layout.h"
 #include "module.h"
+#include "plain.h"
+#include "plain_builder.h"
 #include "problem.h"
 #include "simulate.h"
 #include "simulator.h"
@@ -119,12 +123,53 @@ class PlannedTasks {
   }
 
   const TaskGraph& Refreshed() {
-    if (placed_.size() != problem_->blocks.size()) throw std::invalid_argument("not every block is placed");
+    CheckPlaced();
     graph_.Refresh();
     return graph_;
   }
 
+  // What is told of a timeline without its tasks.
+  struct Outcome {
+    double makespan_s = 0;
+    std::int64_t moved_bytes = 0;
+    std::int64_t gradient_bytes = 0;  // the part of them that sums gradients of weights
+    std::vector<double> busy_s;       // by device
+    std::vector<Peak> peaks;          // by device; none where nothing is said of what is held
+  };
+
+  Outcome Foretold(const std::vector<BlockHeld>& held, const std::vector<std::int64_t>& input_bytes,
+                   std::int64_t states_per_weight) {
+    CheckPlaced();
+    std::vector<Placement> strategy;
+    for (std::size_t block = 0; block < block_count(); ++block) {
+      strategy.push_back(graph_.placement(static_cast<std::int32_t>(block)));
+    }
+    Buffers buffers(&held);
+    PlainBuilder builder(*problem_, *space_.tables(), strategy, held.empty() ? nullptr : &buffers);
+    const DraftView draft(builder.Built());
+    const MachineData& machine = problem_->machine;
+    const PlainTimes times = RunInOrder(draft, machine.device_count + machine.link_count);
+    Outcome outcome{times.makespan_s, 0, 0, std::vector<double>(machine.device_count, 0), {}};
+    for (std::int32_t task = 0; task < draft.tasks(); ++task) {
+      if (draft.resource(task) < machine.device_count) {
+        outcome.busy_s[draft.resource(task)] += draft.duration_s(task);
+        continue;
+      }
+      outcome.moved_bytes += draft.size_bytes(task);
+      if (ClassOf(draft.order(task)) == kWeightClass) outcome.gradient_bytes += draft.size_bytes(task);
+    }
+    if (!held.empty()) outcome.peaks = buffers.Peaks(times.start_s, times.end_s, input_bytes, states_per_weight);
+    return outcome;
+  }
+
+  std::size_t block_count() const { return problem_->blocks.size(); }
+  std::size_t device_count() const { return problem_->machine.device_count; }
+
  private:
+  void CheckPlaced() const {
+    if (placed_.size() != problem_->blocks.size()) throw std::invalid_argument("not every block is placed");
+  }
+
   std::shared_ptr<const Problem> problem_;
   Space space_;
   std::set<std::int32_t> placed_;
@@ -276,6 +321,23 @@ nb::tuple BoundFlat(PlannedTasks& planned) {
                         Owned(std::move(flat.after)));
 }
 
+// The makespan, the bytes that are moved and those of gradients, how long each device computes and, where it is
+// said what blocks hold, the peak of each device, when it is reached and its parts.
+nb::tuple BoundForetold(PlannedTasks& planned, const std::vector<BlockHeld>& held,
+                        const std::vector<std::int64_t>& input_bytes, std::int64_t states_per_weight) {
+  if (!held.empty() && (held.size() != planned.block_count() || input_bytes.size() != planned.device_count())) {
+    throw std::invalid_argument("what is held is needed for each block, and inputs for each device");
+  }
+  PlannedTasks::Outcome outcome;
+  {
+    const nb::gil_scoped_release unlocked;
+    outcome = planned.Foretold(held, input_bytes, states_per_weight);
+  }
+  nb::list peaks;
+  for (const Peak& peak : outcome.peaks) peaks.append(nb::make_tuple(peak.peak_bytes, peak.at_s, peak.parts));
+  return nb::make_tuple(outcome.makespan_s, outcome.moved_bytes, outcome.gradient_bytes, outcome.busy_s, peaks);
+}
+
 nb::tuple BoundSimulate(const Input<double>& duration_s, const Input<std::int32_t>& resource,
                         const Input<std::int64_t>& after_begin, const Input<std::int32_t>& after,
                         std::int32_t resource_count) {
@@ -393,6 +455,17 @@ void BindTasks(nb::module_& module) {
            },
            nb::arg("machine"), nb::arg("blocks"), nb::arg("values"), nb::arg("weights"),
            nb::arg("curves") = std::vector<TimeCurve>());
+  nb::class_<HeldData>(module, "HeldData")
+      .def(nb::init<>())
+      .def_rw("size_bytes", &HeldData::size_bytes)
+      .def_rw("made_in", &HeldData::made_in)
+      .def_rw("needed_in", &HeldData::needed_in)
+      .def_rw("kept_for", &HeldData::kept_for);
+  nb::class_<BlockHeld>(module, "BlockHeld")
+      .def(nb::init<>())
+      .def_rw("held", &BlockHeld::held)
+      .def_rw("outputs", &BlockHeld::outputs)
+      .def_rw("values", &BlockHeld::values);
   nb::class_<PlannedTasks>(module, "PlannedTasks")
       .def("__init__",
            [](PlannedTasks* self, const Problem& problem) {
@@ -400,7 +473,8 @@ void BindTasks(nb::module_& module) {
            })
       .def("place", &PlannedTasks::Place, nb::arg("block"), nb::arg("degrees"), nb::arg("copies"),
            nb::arg("devices"), nb::arg("lanes") = 1, nb::arg("in_flight") = 0)
-      .def("flat", &BoundFlat);
+      .def("flat", &BoundFlat)
+      .def("foretold", &BoundForetold, nb::arg("held"), nb::arg("input_bytes"), nb::arg("states_per_weight"));
   nb::class_<Proposals>(module, "Proposals")
       .def("__init__",
            [](Proposals* self, const Problem& problem, std::uint64_t seed, const std::string& method,

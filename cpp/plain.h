@@ -12,12 +12,23 @@
 #include <cstdint>
 #include <vector>
 
+#include "draft.h"
 #include "layout.h"
 #include "problem.h"
 #include "simulator.h"
 #include "tasks.h"
 
 namespace soapstone {
+
+// When every task starts and ends, by number.
+struct PlainTimes {
+  std::vector<double> start_s;
+  std::vector<double> end_s;
+  double makespan_s = 0;
+};
+
+// Algorithm 1 of FlexFlow with a standard priority queue.
+PlainTimes RunInOrder(const DraftView& draft, std::int32_t resources);
 
 class Plain final : public Simulator {
  public:

@@ -109,6 +109,19 @@ class Problem:
         curves: list[TimeCurve] = [],
     ) -> None: ...
 
+class HeldData:
+    size_bytes: list[int]
+    made_in: int
+    needed_in: int
+    kept_for: int
+    def __init__(self) -> None: ...
+
+class BlockHeld:
+    held: list[HeldData]
+    outputs: list[int]
+    values: list[tuple[int, int]]
+    def __init__(self) -> None: ...
+
 class PlannedTasks:
     def __init__(self, problem: Problem) -> None: ...
     def place(
@@ -130,6 +143,9 @@ class PlannedTasks:
         NDArray[np.int64],
         NDArray[np.int32],
     ]: ...
+    def foretold(
+        self, held: list[BlockHeld], input_bytes: list[int], states_per_weight: int
+    ) -> tuple[float, int, int, list[float], list[tuple[int, float, list[int]]]]: ...
 
 class Proposals:
     def __init__(

@@ -24,7 +24,7 @@ from soapstone.plans import Plan, simulation
 from soapstone.report.figures import figures
 from soapstone.report.page import Actual, Rival, page
 from soapstone.search.baselines import data_parallel
-from soapstone.tasks.flat import native_tasks
+from soapstone.sim.outcome import outcome
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FETCHED = Path(__file__).parents[2] / ".browser"
@@ -63,7 +63,7 @@ def report(with_actual: bool, name: str = "net") -> str:
         "curve": [[0.0, 1, 1.0], [1.0, 9, 0.5]],
     }
     plan = Plan(strategy, machine, simulated.prediction, search=search)
-    own = figures(native_tasks(strategy, machine, AnalyticCosts()), 4)
+    own = figures(outcome(strategy, machine, AnalyticCosts()))
     timeline = simulated.timeline
     actual = Actual(tuple(2 * t for t in timeline.start_s), tuple(2 * t for t in timeline.end_s))
     return page(

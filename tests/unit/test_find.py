@@ -56,7 +56,7 @@ def test_what_fits_is_taken_as_it_was_found() -> None:
     outcome = settled(report, MACHINE, AnalyticCosts(), "net", QUICK)
     assert outcome.instead is None
     assert outcome.plan.strategy == report.strategy
-    assert outcome.plan.prediction == outcome.simulation.prediction
+    assert outcome.plan.prediction == outcome.plan.simulated().prediction
     assert outcome.plan.search == {**report.document(), "instead": None}
 
 

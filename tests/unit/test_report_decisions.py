@@ -14,10 +14,10 @@ from soapstone.plans import simulation
 from soapstone.report.decisions import devices_text, foremost, rows
 from soapstone.report.figures import Figures, figures, reasons
 from soapstone.search.baselines import data_parallel, single_device
+from soapstone.sim.outcome import outcome
 from soapstone.strategy.placement import Placement, placed
 from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
-from soapstone.tasks.flat import native_tasks
 
 MACHINE = preset("p100:2x2")
 
@@ -144,7 +144,7 @@ def test_figures_are_those_of_the_plain_simulation() -> None:
     graph = network(steps=3)
     for seed in range(20):
         strategy = random_strategy(graph, 4, Random(seed))
-        found = figures(native_tasks(strategy, MACHINE, AnalyticCosts()), 4)
+        found = figures(outcome(strategy, MACHINE, AnalyticCosts()))
         plain = simulation(strategy, MACHINE)
         tasks = plain.tasks.tasks
         sums = [task for task in tasks if task.name.startswith(("w1 gradient", "w2 gradient", "w3 gradient"))]
@@ -159,11 +159,11 @@ def test_figures_are_those_of_the_plain_simulation() -> None:
 
 def test_data_parallelism_moves_gradients_and_one_device_moves_nothing() -> None:
     graph = network()
-    shared = figures(native_tasks(data_parallel(graph, MACHINE), MACHINE, AnalyticCosts()), 4)
+    shared = figures(outcome(data_parallel(graph, MACHINE), MACHINE, AnalyticCosts()))
     # A ring all-reduce moves 2 (n - 1) / n of the weights over each of n links.
     assert shared.gradient_bytes == 4 * 2 * 3 * graph.parameter_count * 4 // 4
     assert shared.imbalance == pytest.approx(1)
-    alone = figures(native_tasks(single_device(graph, MACHINE), MACHINE, AnalyticCosts()), 4)
+    alone = figures(outcome(single_device(graph, MACHINE), MACHINE, AnalyticCosts()))
     assert (alone.moved_bytes, alone.gradient_bytes, alone.activation_bytes) == (0, 0, 0)
     assert alone.imbalance == pytest.approx(4)
 

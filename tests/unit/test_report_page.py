@@ -34,10 +34,10 @@ from soapstone.report.page.traffic import traffic
 from soapstone.report.svg import strategy_svg
 from soapstone.report.trace import trace_document
 from soapstone.search.baselines import baseline, data_parallel, single_device
+from soapstone.sim.outcome import outcome
 from soapstone.strategy.placement import Placement, placed
 from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
-from soapstone.tasks.flat import native_tasks
 
 MACHINE = preset("p100:2x2")
 NASTY = "</script><img src=x onerror=alert(1)>&"
@@ -59,7 +59,7 @@ def network(name: str = "net", steps: int = 3) -> Graph:
 def plan_of(strategy: Strategy, **fields: Any) -> tuple[Plan, Simulation, Figures]:
     simulated = simulation(strategy, MACHINE)
     plan = Plan(strategy, MACHINE, simulated.prediction, **fields)
-    own = figures(native_tasks(strategy, MACHINE, AnalyticCosts()), len(MACHINE.devices))
+    own = figures(outcome(strategy, MACHINE, AnalyticCosts()))
     return plan, simulated, own
 
 

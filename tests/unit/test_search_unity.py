@@ -16,12 +16,14 @@ from soapstone.machine import Machine, preset
 from soapstone.ops import Kind
 from soapstone.plans import planned, read_plan, simulation, write_plan
 from soapstone.search.baselines import data_parallel
+from soapstone.search.baselines.taso_then_flexflow import fastest_on_one_device
 from soapstone.search.exact import exact_search
 from soapstone.search.find import SEARCHES, Options, find
 from soapstone.search.mcmc import Budget
 from soapstone.search.report import StopReason
 from soapstone.search.unity import views
 from soapstone.search.unity.alike import Bench, together
+from soapstone.search.unity.joint import Setting, unity
 from soapstone.search.unity.mapping import Mapper, weight_bytes
 from soapstone.search.unity.selecting import Selection, directions, rewritings
 from soapstone.search.unity.splitting import LEAST_NODES, parts
@@ -101,6 +103,16 @@ def test_auto_is_never_worse_than_the_chains_it_contains(name: str) -> None:
     graph, machine = load(name, devices=4, tiny=True).captured().graph, preset("p100:1x4")
     chains = find(graph, machine, COSTS, options("mcmc", 40))
     assert find(graph, machine, COSTS, options("auto", 40)).makespan_s <= chains.makespan_s
+
+
+@pytest.mark.parametrize("name", ["xdl", "mlp"])
+def test_with_proposals_joint_is_never_worse_than_sequential(name: str) -> None:
+    """The space of sequential optimization is part of the joint one, and is searched just as long."""
+    graph, machine = load(name, devices=4, tiny=True).captured().graph, preset("p100:1x4")
+    setting = Setting(machine, COSTS, Budget(None, 40), 0, 2, "momentum", 0.0)
+    fast = fastest_on_one_device(graph, machine, COSTS)
+    sequential = unity(fast, setting, rewrites=False)
+    assert unity(graph, setting).makespan_s <= sequential.makespan_s
 
 
 @pytest.mark.parametrize("search", ["unity", "auto"])

@@ -11,11 +11,12 @@ from soapstone.errors import RuleError
 from soapstone.ops.proof import Proved, Refuted, Unknown
 from soapstone.subst.axioms import NAMED, Axiom, check
 from soapstone.subst.checking import refutation
-from soapstone.subst.proving import Prover
+from soapstone.subst.layout import Objection
+from soapstone.subst.proving import TIMEOUT_MS, Prover
 from soapstone.subst.rulebook import shipped
 from soapstone.subst.sizes import shapes_for, varied
 from soapstone.subst.term import Rule, parse_rule, parse_side
-from soapstone.subst.verifying import judge, usual_functions
+from soapstone.subst.verifying import _placed, _Provers, judge, usual_functions
 from soapstone.subst.words import Context
 
 RANK_2 = frozenset({2})
@@ -204,6 +205,27 @@ def test_the_verifier_stops_in_time() -> None:
     found = hurried.prove(rule(text))
     assert isinstance(found, Unknown)
     assert time.perf_counter() - begun < 30
+
+
+def test_a_verdict_does_not_depend_on_what_was_proved_before() -> None:
+    """Two rules about the same operators at different shapes: each rests on the axioms that it would rest on
+    alone, in either order, and is proved."""
+    first, second = "merge-relu", "merge-relu-partition"
+    rules = [shipped().entry(name).rule for name in (first, second)]
+    rested_on = []
+    for order in (rules, rules[::-1]):
+        provers = _Provers(TIMEOUT_MS)
+        assert [provers.verdict(each) for each in order] == [Proved(), Proved()]
+        placed = {each.name: _placed(each) for each in rules}
+        rested_on.append(
+            {
+                name: [str(axiom) for axiom in provers._prover(found).axioms]
+                for name, found in placed.items()
+                if not isinstance(found, Objection)
+            }
+        )
+    assert rested_on[0].keys() == {first, second}
+    assert rested_on[0] == rested_on[1]
 
 
 def test_a_rule_reads_back_as_it_was_written() -> None:

@@ -26,13 +26,13 @@ from soapstone.cli.searching import Searching, searched
 from soapstone.cli.spread import spread
 from soapstone.machine import Machine
 from soapstone.machine.units import BYTES, SECONDS
-from soapstone.plans import Prediction, simulation
+from soapstone.plans import Prediction, predicted
 from soapstone.report.figures import Figures, figures
 from soapstone.search.baselines import BASELINES, baseline
 from soapstone.search.find import Options, settled
 from soapstone.search.report import SearchReport
+from soapstone.sim.outcome import outcome
 from soapstone.strategy.strategy import Strategy
-from soapstone.tasks.flat import native_tasks
 
 REFERENCE = "data_parallel"
 """What speedups are relative to."""
@@ -124,14 +124,14 @@ def _contest(
         show(done, name)
         prediction = None
         if memory:
-            prediction = simulation(strategy, given.machine, given.costs, options.optimizer).prediction
+            prediction = predicted(strategy, given.machine, given.costs, options.optimizer)
         entries.append(_Entry(name, BASELINES[name].summary, _figures(strategy, given), prediction))
     show(len(BASELINES), "the found plan")
     strategy, prediction, instead = report.strategy, None, None
     if memory:
-        outcome = settled(report, given.machine, given.costs, given.model, options)
-        strategy, prediction = outcome.plan.strategy, outcome.plan.prediction
-        instead = outcome.instead
+        taken = settled(report, given.machine, given.costs, given.model, options)
+        strategy, prediction = taken.plan.strategy, taken.plan.prediction
+        instead = taken.instead
     summary = f"found by {report.method}, seed {report.seed}"
     entries.append(_Entry("found", summary, _figures(strategy, given), prediction))
     return _Contest(given, tuple(entries), refused, report, instead)
@@ -148,7 +148,7 @@ def _strategies(given: Problem, options: Options, refused: dict[str, str]) -> It
 
 
 def _figures(strategy: Strategy, given: Problem) -> Figures:
-    return figures(native_tasks(strategy, given.machine, given.costs), len(given.machine.devices))
+    return figures(outcome(strategy, given.machine, given.costs))
 
 
 def _document(contest: _Contest) -> dict[str, Any]:

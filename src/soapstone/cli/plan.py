@@ -38,7 +38,7 @@ from soapstone.search.baselines import applicable, baseline
 from soapstone.search.find import Options, Settled, settled
 from soapstone.search.mcmc import EXPERTS
 from soapstone.search.report import SearchReport, StartReport
-from soapstone.tasks.flat import native_tasks
+from soapstone.sim.outcome import outcome
 
 MOST_ROWS = 24
 """[choice] The most rows of decisions that are printed without being asked for."""
@@ -81,11 +81,11 @@ def plan(
     given = problem(model, machine, variant, costs)
     report = searched(given, options)
     with progress(f"simulating {given.graph.name}"):
-        outcome = settled(report, given.machine, given.costs, given.model, options)
+        taken = settled(report, given.machine, given.costs, given.model, options)
         if output is not None:
-            write_plan(outcome.plan, output)
+            write_plan(taken.plan, output)
         rivals, too_large = _rivals(given, options)
-        found = _Found(outcome, report, _own_figures(outcome.plan), rivals, too_large)
+        found = _Found(taken, report, _own_figures(taken.plan), rivals, too_large)
     if as_json:
         print_json(_document(found, output))
     else:
@@ -124,8 +124,7 @@ def speedup(own: Figures, other: Figures) -> float:
 
 
 def _own_figures(found: Plan) -> Figures:
-    tasks = native_tasks(found.strategy, found.machine, found.cost_model)
-    return figures(tasks, len(found.machine.devices))
+    return figures(outcome(found.strategy, found.machine, found.cost_model))
 
 
 def _rivals(given: Problem, options: Options) -> tuple[dict[str, Figures], frozenset[str]]:
@@ -133,10 +132,7 @@ def _rivals(given: Problem, options: Options) -> tuple[dict[str, Figures], froze
     graph, machine, costs = given.graph, given.machine, given.costs
     names = [each.name for each in applicable(graph, machine) if each.name in ("data_parallel", *EXPERTS)]
     strategies = {name: baseline(name, graph, machine, costs, options.seed) for name in names}
-    found = {
-        name: figures(native_tasks(strategy, machine, costs), len(machine.devices))
-        for name, strategy in strategies.items()
-    }
+    found = {name: figures(outcome(strategy, machine, costs)) for name, strategy in strategies.items()}
     needs = footprints(strategies, graph, machine, costs, options.optimizer)
     too_large = frozenset(name for name, need in needs.items() if not need.fits)
     return found, too_large

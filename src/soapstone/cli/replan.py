@@ -13,7 +13,7 @@ from soapstone.cli.searching import cores
 from soapstone.errors import TrainingError
 from soapstone.machine import Machine, preset, resolve
 from soapstone.machine.presets import PRESETS
-from soapstone.plans import Plan, planned, simulation
+from soapstone.plans import Plan, planned, predicted
 from soapstone.search.baselines import baseline
 from soapstone.search.find import Options, find, settled
 from soapstone.search.mcmc import Budget
@@ -29,11 +29,11 @@ def replanned(plan: Plan, machine: Machine, strategy: str | None = None) -> Plan
         options = Options(budget=BUDGET, threads=cores(), optimizer=plan.optimizer)
         return settled(find(graph, machine, costs, options), machine, costs, plan.model, options).plan
     chosen = baseline(strategy, graph, machine, costs)
-    simulated = simulation(chosen, machine, costs, plan.optimizer)
+    prediction = predicted(chosen, machine, costs, plan.optimizer)
     return planned(
         chosen,
         machine,
-        simulated,
+        prediction,
         costs,
         model=plan.model,
         optimizer=plan.optimizer,

@@ -15,8 +15,8 @@ from soapstone.report.figures import Figures, figures
 from soapstone.report.page import Rival, page, read_actual
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.find import RESORTS
+from soapstone.sim.outcome import outcome
 from soapstone.strategy.strategy import Strategy
-from soapstone.tasks.flat import native_tasks
 
 PlanArgument = Annotated[
     Path, typer.Argument(metavar="PLAN", help="A plan file, as `plan -o` or `simulate -o` writes it.")
@@ -98,4 +98,4 @@ def _rivals(plan: Plan, show: ShowProgress) -> list[Rival]:
 
 
 def _figures(strategy: Strategy, plan: Plan) -> Figures:
-    return figures(native_tasks(strategy, plan.machine, plan.cost_model), len(plan.machine.devices))
+    return figures(outcome(strategy, plan.machine, plan.cost_model))

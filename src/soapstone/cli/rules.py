@@ -22,7 +22,12 @@ BookOption = Annotated[
     ),
 ]
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=0.01, help="Seconds that Z3 may take for one rule.")
+    float | None,
+    typer.Option(
+        "--timeout",
+        min=0.01,
+        help="Seconds that Z3 may take for one rule (default: 30, before which its count of steps ends).",
+    ),
 ]
 
 app = typer.Typer(no_args_is_help=True, help="Substitutions: graphs that compute the same, found and proved.")
@@ -31,6 +36,12 @@ app = typer.Typer(no_args_is_help=True, help="Substitutions: graphs that compute
 def register(parent: typer.Typer) -> None:
     """Add `rules` to the command line."""
     parent.add_typer(app, name="rules")
+
+
+def _milliseconds(timeout_s: float | None) -> int:
+    from soapstone.subst.proving import TIMEOUT_MS
+
+    return TIMEOUT_MS if timeout_s is None else int(timeout_s * 1000)
 
 
 @app.command()
@@ -45,7 +56,7 @@ def generate(
         list[str] | None,
         typer.Option("--op", help="Emit only the rules of this operator; may be given again."),
     ] = None,
-    timeout: TimeoutOption = 2.0,
+    timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find rules by enumeration and from the operators' definitions, and prove them.
@@ -78,7 +89,7 @@ def generate(
         _make_directory(output)
     begun = time.perf_counter()
     with progress("rules", 1.0) as show:
-        census = take_census(chosen, ops, int(timeout * 1000), lambda what, done: show(done, what))
+        census = take_census(chosen, ops, _milliseconds(timeout), lambda what, done: show(done, what))
     elapsed_s = time.perf_counter() - begun
     if output is not None:
         for name, entries in census.entries().items():
@@ -127,7 +138,7 @@ def _make_directory(path: Path) -> None:
 def verify(
     name: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these rules.")] = None,
     book: BookOption = None,
-    timeout: TimeoutOption = 2.0,
+    timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Prove rules anew, and say of each that is not proved why. The exit code is 1 if there is one.
@@ -145,7 +156,9 @@ def verify(
     found = shipped() if book is None else read(book)
     entries = [found.entry(one) for one in name] if name else list(found.entries.values())
     with progress("proving", float(len(entries))) as show:
-        judged = list(judge([entry.rule for entry in entries], int(timeout * 1000), lambda n: show(float(n))))
+        judged = list(
+            judge([entry.rule for entry in entries], _milliseconds(timeout), lambda n: show(float(n)))
+        )
     failed = []
     for each in judged:
         match each.verdict:

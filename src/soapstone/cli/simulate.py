@@ -28,6 +28,7 @@ from soapstone.report.decisions import pipeline_document, pipeline_text
 from soapstone.report.trace import trace_document
 from soapstone.search.baselines import BASELINES, baseline
 from soapstone.sim.document import tasks_document
+from soapstone.sim.steady import steady_step_s
 from soapstone.strategy.document import read_strategy
 from soapstone.strategy.strategy import Strategy
 
@@ -192,6 +193,7 @@ def _document(found: _Found) -> dict[str, Any]:
         "pipeline": pipeline_document(found.plan.strategy),
         "samples": plan.graph.sample_count,
         "makespan_s": makespan_s,
+        "undrained_step_s": steady_step_s(plan.strategy, simulated.tasks),
         "samples_per_s": _samples_per_s(found),
         "tasks": dict(Counter(task.kind.value for task in simulated.tasks.tasks)),
         "moved_bytes": simulated.tasks.moved_bytes,
@@ -245,6 +247,14 @@ def _print(found: _Found) -> None:
     samples_per_s = _samples_per_s(found)
     samples = f", {rate(samples_per_s)} ({plan.graph.sample_count} a step)" if samples_per_s else ""
     screen.print(Text(f"{SECONDS.short_text(simulated.timeline.makespan_s)} per iteration{samples}"))
+    undrained_s = steady_step_s(plan.strategy, simulated.tasks)
+    if undrained_s is not None:
+        screen.print(
+            Text(
+                f"{SECONDS.short_text(undrained_s)} per iteration if steps were not drained, as 2bw's weights"
+                " allow; `soapstone train` drains them all the same"
+            )
+        )
     kinds = Counter(task.kind.value for task in simulated.tasks.tasks)
     counted = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
     screen.print(Text(f"{len(simulated.tasks.tasks):,} tasks: {counted}"))

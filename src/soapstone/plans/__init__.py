@@ -1,7 +1,16 @@
 """Plans: what is saved of a decision, and how it is simulated again."""
 
 from soapstone.plans.document import read_plan, write_plan, write_text
-from soapstone.plans.plan import COSTS, Plan, Prediction, Simulation, costs_named, planned, simulation
+from soapstone.plans.plan import (
+    COSTS,
+    Plan,
+    Prediction,
+    Simulation,
+    costs_named,
+    planned,
+    predicted,
+    simulation,
+)
 
 __all__ = [
     "COSTS",
@@ -10,6 +19,7 @@ __all__ = [
     "Simulation",
     "costs_named",
     "planned",
+    "predicted",
     "read_plan",
     "simulation",
     "write_plan",

@@ -11,11 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from soapstone.machine.units import BYTES, SECONDS
-from soapstone.tasks.flat import KINDS, FlatTasks
-from soapstone.tasks.task import COMPUTE_KINDS, TaskKind
+from soapstone.sim.outcome import Outcome
 
 ALIKE = 0.005
 """[choice] Two quantities whose ratio is closer to 1 than this are called equal."""
@@ -62,23 +59,9 @@ class Figures:
         return self.makespan_s - self.mean_busy_s
 
 
-def figures(tasks: FlatTasks, device_count: int) -> Figures:
-    """The figures of a task graph, simulated by the native core."""
-    _, _, makespan_s = tasks.simulated()
-    computes = np.isin(tasks.kind, [KINDS.index(kind) for kind in COMPUTE_KINDS])
-    busy = np.bincount(
-        tasks.resource[computes], weights=tasks.duration_s[computes], minlength=len(tasks.resources)
-    )
-    moved = ~computes
-    is_sum = np.zeros(len(tasks.kind), dtype=bool)
-    waits = np.repeat(np.arange(len(tasks.kind)), np.diff(tasks.after_begin))
-    is_sum[tasks.after[tasks.kind[waits] == KINDS.index(TaskKind.UPDATE)]] = True
-    return Figures(
-        makespan_s,
-        int(tasks.size_bytes[moved].sum()),
-        int(tasks.size_bytes[moved & is_sum].sum()),
-        tuple(float(seconds) for seconds in busy[:device_count]),
-    )
+def figures(found: Outcome) -> Figures:
+    """The figures of what the native core foretells."""
+    return Figures(found.makespan_s, found.moved_bytes, found.gradient_bytes, found.busy_s)
 
 
 def reasons(own: Figures, other: Figures) -> tuple[str, ...]:

@@ -53,15 +53,15 @@ def _peak(graph: TaskGraph, timeline: Timeline, device: int, states_per_weight: 
             changes += [(start_s, buffer.size_bytes, buffer.kind), (end_s, -buffer.size_bytes, buffer.kind)]
     if states_per_weight:
         parts[OPTIMIZER_STATE] = states_per_weight * parts[BufferKind.WEIGHT]
-    peak = DeviceMemory(parts.total(), 0.0, _filled(parts))
+    peak = DeviceMemory(parts.total(), 0.0, filled(parts))
     for time_s, change_bytes, kind in sorted(changes):
         parts[kind] += change_bytes
         if parts.total() > peak.peak_bytes:
-            peak = DeviceMemory(parts.total(), time_s, _filled(parts))
+            peak = DeviceMemory(parts.total(), time_s, filled(parts))
     return peak
 
 
-def _filled(parts: Counter[str]) -> Mapping[str, int]:
+def filled(parts: Mapping[str, int]) -> Mapping[str, int]:
     """The parts that are there, in a fixed order."""
     order = [*map(str, BufferKind), OPTIMIZER_STATE]
-    return {kind: parts[kind] for kind in order if parts[kind]}
+    return {kind: parts[kind] for kind in order if parts.get(kind)}

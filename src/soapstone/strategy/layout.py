@@ -6,15 +6,20 @@ what two layouts exchange over a value can be worked out once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 
 from soapstone.errors import StrategyError
 from soapstone.graph import Graph, Node
 from soapstone.ops.box import Box, Interval, contains
 from soapstone.ops.signature import IterationBox, Signature
 from soapstone.strategy.blocks import Block, follower_box, passes_sums
+
+MOST_SHARDS = 100_000
+"""[choice] How many shards the layouts that are remembered may have together: some 100 MB."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +99,60 @@ class Layout:
 
 def layout(graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout:
     """The layout, or an error that says which node of the block cannot be split so."""
-    found = _layout(graph, block, degrees)
+    found = _RECENT.layout(graph, block, degrees)
     if isinstance(found, str):
         raise StrategyError(f"block '{block.name}' cannot be split by {dict(degrees)}: {found}")
     return found
+
+
+class _Recent:
+    """What was worked out last, for all blocks that look alike: the layers of a network have their layouts in
+    common, strategies of one graph most of theirs, and on hundreds of devices each takes tens of
+    milliseconds."""
+
+    def __init__(self) -> None:
+        self.known = OrderedDict[Hashable, Layout]()
+        self.shards, self.lock = 0, Lock()
+
+    def layout(self, graph: Graph, block: Block, degrees: Mapping[str, int]) -> Layout | str:
+        """The layout, or what is in the way, which is not remembered: it names nodes."""
+        key = (_looks(graph, block), tuple(degrees.items()))
+        with self.lock:
+            known = self.known.get(key)
+            if known is not None:
+                self.known.move_to_end(key)
+        if known is not None:
+            found = Layout(graph, block, dict(degrees), known.boxes)
+            vars(found).update(_reads=known._reads, _writes=known._writes)
+            return found
+        made = _layout(graph, block, degrees)
+        if isinstance(made, Layout):
+            self._keep(key, made)
+        return made
+
+    def _keep(self, key: Hashable, made: Layout) -> None:
+        with self.lock:
+            if key not in self.known:
+                self.known[key] = made
+                self.shards += made.parts
+            while self.shards > MOST_SHARDS:
+                self.shards -= self.known.popitem(last=False)[1].parts
+
+
+def _looks(graph: Graph, block: Block) -> Hashable:
+    """All that boxes follow from, names left out."""
+    inner = {name: (n, i) for n, node in enumerate(block.nodes) for i, name in enumerate(node.outputs)}
+    return block.carried, tuple(
+        (
+            node.op_name,
+            tuple(sorted(node.attrs.items())),
+            tuple((graph.shape(o), inner.get(o) if isinstance(o, str) else None) for o in node.operands),
+        )
+        for node in block.nodes
+    )
+
+
+_RECENT = _Recent()
 
 
 def first_shard(graph: Graph, block: Block, degrees: Mapping[str, int]) -> tuple[IterationBox, ...]:

@@ -75,8 +75,8 @@ def usual_functions(ranks: frozenset[int]) -> dict[object, Function]:
 
 
 class _Provers:
-    """A prover for each set of functions, made when first asked for: whether a rule is proved does not depend
-    on the rules beside it."""
+    """A prover for each set of functions at the shapes they have, made when first asked for: whether a rule
+    is proved does not depend on the rules before it."""
 
     def __init__(self, timeout_ms: int) -> None:
         self.timeout_ms = timeout_ms
@@ -106,11 +106,12 @@ class _Provers:
             return Prover(own.values(), (), self.timeout_ms)
         ranks = frozenset(len(layout.degrees) for layout in rule.variables.values())
         usual = usual_functions(ranks)
-        key = (ranks, frozenset(own.keys() - usual.keys()))
+        others = sorted((f for f in own.values() if f.key not in usual), key=_written)
+        key = (ranks, tuple(map(_written, others)))
         found = self.provers.get(key)
         if found is None:
-            functions: dict[object, Function] = {**usual, **own}
-            found = self.provers[key] = Prover(functions.values(), None, self.timeout_ms)
+            # What is usual has its usual shapes: those that this rule has would be another rule's, too.
+            found = self.provers[key] = Prover([*usual.values(), *others], None, self.timeout_ms)
         return found
 
     def _unsound_split(self, placed: _Placed) -> Refuted | None:
@@ -137,6 +138,11 @@ class _Provers:
             if found is not None:
                 return found
         return None
+
+
+def _written(function: Function) -> str:
+    """All that axioms about a function are derived from."""
+    return repr((function.word, function.attrs, function.samples, function.context))
 
 
 def unsound_split(meant: Applied, split: dict[str, int]) -> Refuted | None:

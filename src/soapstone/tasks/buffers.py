@@ -99,12 +99,12 @@ class Ledger:
             for device in placed.placement.devices_of(shard)
         }
         for device, name, box in sorted(read):
-            self.hold(BufferKind.INPUT, device, volume(box) * self._item_bytes(name))
+            self.hold(BufferKind.INPUT, device, volume(box) * self.item_bytes(name))
 
     def activations(self, placed: Placed) -> None:
         """Enter what the shards of a block write. A view is no memory of its own."""
         sizes = {
-            name: [volume(box) * self._item_bytes(name) for box in placed.layout.writes(n, i)]
+            name: [volume(box) * self.item_bytes(name) for box in placed.layout.writes(n, i)]
             for n, node in enumerate(placed.block.nodes)
             for i, name in enumerate(node.outputs)
         }
@@ -114,7 +114,7 @@ class Ledger:
                 first, last = placed.segments.reads_in[n], placed.segments.writes_in[n]
                 made_by = {placed.forward(first, shard, copy), placed.forward(last, shard, copy)}
                 back = placed.backward(first, shard, copy)
-                seen = _seen(placed, n)
+                seen = view_of(placed, n)
                 for name in node.outputs:
                     slots[name] = (
                         self.hold(BufferKind.ACTIVATION, device, sizes[name][shard], made_by)
@@ -124,16 +124,18 @@ class Ledger:
                     self.written[placed.number, shard, copy, name] = slots[name]
                 for slot in (slots[o] for o in (*node.operands, *node.outputs) if o in slots):
                     slot.needed_by.update(made_by)
-                for name in self._kept_names(node):
+                for name in self.kept_names(node):
                     if name in slots:
                         slots[name].needed_by.add(back)
 
-    def _kept_names(self, node: Node) -> list[str]:
+    def kept_names(self, node: Node) -> list[str]:
+        """The values that the node's backward pass needs."""
         kept = self.kept(node)
         read = [node.operands[i] for i in sorted(kept.operands)]
         return [o for o in read if isinstance(o, str)] + (list(node.outputs) if kept.output else [])
 
-    def _item_bytes(self, name: str) -> int:
+    def item_bytes(self, name: str) -> int:
+        """The size of one element of a value."""
         return ITEM_BYTES[self.graph.value(name).dtype]
 
     def exchanged(
@@ -176,7 +178,7 @@ def _arrivals(found: Exchange, keys: Sequence[Sequence[Key]]) -> Mapping[int, se
     return arrivals
 
 
-def _seen(placed: Placed, number: int) -> str | None:
+def view_of(placed: Placed, number: int) -> str | None:
     """The value of the block that a node is only a view of; None for any other node."""
     node = placed.block.nodes[number]
     operand = node.operands[placed.block.carried[number - 1]] if number and node.op.is_view else None

@@ -97,6 +97,10 @@ class FlatProblem:
         """The degree of each of the leader's dims."""
         return [placement.degree_of.get(dim, 1) for dim in self.graph.signature(block.leader).sizes]
 
+    def value_number(self, name: str) -> int | None:
+        """The number of a value that some block reads and another writes; None for any other."""
+        return self._values.get(name)
+
     def place(self, target: native.PlannedTasks | native.Proposals, strategy: Strategy) -> None:
         """Place every block as a strategy of the same blocks says."""
         for block in self.blocks:

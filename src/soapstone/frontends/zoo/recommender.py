@@ -5,7 +5,10 @@ linear layers and the width of its tables are MLPerf's (13-512-256-128 and 1024-
 128); its 26 tables are as long as the categories of Criteo Kaggle, the data set Unity trains on. That
 makes 4.3 billion parameters, which do not fit on one of the paper's 16 GB devices, as the paper says.
 Unity does not print its sizes, so this choice is ours; `rows`, `width`, `bottom` and `top` change it.
-Names are those of Facebook's reference implementation.
+Names are those of Facebook's reference implementation. FlexFlow's example program of that name, on which
+Unity's experiments rest, joins the features by concatenation and has no biases, which is what `dots=False`
+and `bias=False` make; its script for Summit has 8 or 24 tables of a million rows and width 64, and layers of
+64-512-512-64 and 1024-1024-1024-1.
 
 XDL (Jiang et al. 2019) concatenates its bags: four tables of a million rows and width 64, then layers
 of 256-256-256-2, as in FlexFlow's example program of that name. That program squares the error of a
@@ -34,13 +37,16 @@ CRITEO_KAGGLE_ROWS = (
 
 @dataclass(frozen=True)
 class DLRMSizes:
-    """`bottom` starts with the dense features and ends with `width`; `bag` ids are summed per table."""
+    """`bottom` starts with the dense features and ends with `width`; `bag` ids are summed per table. Without
+    `dots` the features are concatenated instead of multiplied in pairs."""
 
     rows: tuple[int, ...] = CRITEO_KAGGLE_ROWS
     width: int = 128
     bag: int = 1
     bottom: tuple[int, ...] = (13, 512, 256, 128)
     top: tuple[int, ...] = (1024, 1024, 512, 256, 1)
+    dots: bool = True
+    bias: bool = True
 
     def __post_init__(self) -> None:
         if self.bottom[-1] != self.width:
@@ -56,15 +62,17 @@ class DLRM(nn.Module):
         super().__init__()
         features = 1 + len(sizes.rows)
         pairs = features * (features - 1) // 2
+        joined = sizes.width + pairs if sizes.dots else sizes.width * features
+        self.join = _dot_interaction if sizes.dots else _concatenation
         self.emb_l = nn.ModuleList(_bag(rows, sizes.width) for rows in sizes.rows)
-        self.bot_l = nn.Sequential(*tower(sizes.bottom), nn.ReLU())
-        self.top_l = tower((sizes.width + pairs, *sizes.top))
+        self.bot_l = nn.Sequential(*tower(sizes.bottom, bias=sizes.bias), nn.ReLU())
+        self.top_l = tower((joined, *sizes.top), bias=sizes.bias)
 
     def forward(self, dense: Tensor, clicks: Tensor, *ids: Tensor) -> Tensor:
         """The mean binary cross-entropy of `clicks` (batch, 1), given ids (batch, bag) per table."""
         bottom = self.bot_l(dense)
         bags = [table(rows) for table, rows in zip(self.emb_l, ids, strict=True)]
-        top = self.top_l(_dot_interaction(bottom, bags))
+        top = self.top_l(self.join(bottom, bags))
         return F.binary_cross_entropy_with_logits(top, clicks)
 
 
@@ -75,6 +83,11 @@ def _dot_interaction(bottom: Tensor, bags: Sequence[Tensor]) -> Tensor:
     count = features.shape[1]
     row, column = torch.tril_indices(count, count, offset=-1, device=features.device).unbind()
     return torch.cat([bottom, products[:, row, column]], dim=1)
+
+
+def _concatenation(bottom: Tensor, bags: Sequence[Tensor]) -> Tensor:
+    """`bottom` and the bags side by side."""
+    return torch.cat([bottom, *bags], dim=1)
 
 
 def _dlrm_inputs(sizes: DLRMSizes, batch: int, data: Synthetic) -> tuple[Tensor, ...]:

@@ -50,13 +50,6 @@ def taso_then_flexflow(
 
 def fastest_on_one_device(graph: Graph, machine: Machine, costs: AnalyticCosts) -> Graph:
     """What a graph optimizer that knows no parallelism makes of a graph."""
-    from soapstone.search.unity.mapping import Mapper
-    from soapstone.search.unity.selecting import LEAST_GAIN, Selection
+    from soapstone.search.unity.selecting import fastest_alone
 
-    alone = Machine("one device", machine.devices[:1], (), ())
-    selection = Selection(Mapper(alone, costs), lambda: False, lambda *_: None)
-    selection.run(graph)
-    least_s = min(each.cost_s for each in selection.seen.values())
-    # Of graphs that differ by rounding alone, the one with the fewest rewrites.
-    equal = [each for each in selection.seen.values() if each.cost_s <= least_s * (1 + LEAST_GAIN)]
-    return min(equal, key=lambda each: (len(each.rules), each.cost_s)).graph
+    return fastest_alone(graph, machine, costs, lambda: False).graph

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from heapq import heappop, heappush
 
+from soapstone.cost.analytic import AnalyticCosts
 from soapstone.graph import Graph, Role
+from soapstone.machine import Machine
 from soapstone.search.unity.mapping import Mapped, Mapper
 from soapstone.search.unity.splitting import parts
 from soapstone.subst.applying import apply
@@ -111,9 +113,22 @@ class Selection:
     tried: int = 0
     terms: dict[Hashable, int] = field(default_factory=dict)
 
+    @property
+    def is_better(self) -> bool:
+        """Whether some graph costs less than the one that was given, which was seen first."""
+        given, *others = self.seen.values()
+        return any(each.cost_s < given.cost_s * (1 - LEAST_GAIN) for each in others)
+
+    def see(self, graph: Graph, rules: tuple[str, ...]) -> Candidate:
+        """Map a graph that was made elsewhere, unless it is known."""
+        identity = self.identity(graph)
+        if identity not in self.seen:
+            self.seen[identity] = Candidate(graph, self.mapper.mapped(graph), rules)
+        return self.seen[identity]
+
     def run(self, graph: Graph) -> None:
         """Rewrite every part of a graph in turn, keeping what is better."""
-        best = self.seen[self.identity(graph)] = Candidate(graph, self.mapper.mapped(graph))
+        best = self.see(graph, ())
         fruitless: set[Hashable] = set()
         for part in parts(graph, _spans(graph)):
             own = frozenset(node.name for node in best.graph.nodes if node.name in part)
@@ -166,6 +181,20 @@ class Selection:
 
     def _number(self, term: Hashable) -> int:
         return self.terms.setdefault(term, len(self.terms))
+
+
+def fastest_alone(
+    graph: Graph, machine: Machine, costs: AnalyticCosts, is_over: Callable[[], bool]
+) -> Candidate:
+    """The graph that takes least on the first device of a machine by itself: what a graph optimizer makes of
+    it that knows no parallelism."""
+    alone = Machine("one device", machine.devices[:1], (), ())
+    selection = Selection(Mapper(alone, costs), is_over, lambda *_: None)
+    selection.run(graph)
+    least_s = min(each.cost_s for each in selection.seen.values())
+    # Of graphs that differ by rounding alone, the one with the fewest rewrites.
+    equal = [each for each in selection.seen.values() if each.cost_s <= least_s * (1 + LEAST_GAIN)]
+    return min(equal, key=lambda each: (len(each.rules), each.cost_s))
 
 
 def _spans(graph: Graph) -> Iterator[list[str]]:
