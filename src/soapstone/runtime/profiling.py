@@ -16,6 +16,9 @@ from soapstone.runtime.wire import Wire
 IN_STEP = 8
 """[choice] After so many measurements ranks wait for each other, so that all are busy with the same."""
 
+ROUNDS = 3
+"""[choice] How often each shape is measured, as far as time goes."""
+
 
 def measured_at_once(
     profiler: Profiler,
@@ -24,13 +27,22 @@ def measured_at_once(
     budget_s: float,
     show: Callable[[int, str], None],
 ) -> int:
-    """Measure the same things on all ranks; how many were done when time was up, by rank 0's clock."""
+    """Measure the same things on all ranks; how many were done when time was up, by rank 0's clock. With time
+    to spare all are measured again: a moment at which the computer was busy is then one of several."""
     start = monotonic()
     for done, candidate in enumerate(todo):
         if done % IN_STEP == 0 and _is_over(monotonic() - start > budget_s, wire):
             return done
         profiler.measure(candidate)
         show(done + 1, candidate.node.op_name)
+    once_s = monotonic() - start
+    for _ in range(1, ROUNDS):
+        if _is_over(monotonic() - start + once_s > budget_s, wire):
+            break
+        for number, candidate in enumerate(todo):
+            if number % IN_STEP == 0:
+                wire.meet("measuring")
+            profiler.measure(candidate)
     return len(todo)
 
 

@@ -2,17 +2,24 @@
 
 Inside a region tensors are linked by autograd itself. What enters one is a leaf, whose gradient is left
 in an outlet; what leaves it and carries a gradient is a root, whose gradient is the sum of what its
-givers have. The graphs of two regions never touch.
+givers have. The graphs of two regions never touch. Of a root only its place in autograd's graph is kept, not
+what it holds: partial sums are not needed once they have been given away.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from soapstone.runtime.ports import Giver, Outlet, added
+
+TAKES_EDGES = "GradientEdge" in str(signature(torch.autograd.backward))
+"""Whether this torch's autograd can start from places in its graph."""
 
 
 class Region:
@@ -23,7 +30,7 @@ class Region:
     def __init__(self, number: int) -> None:
         self.number = number
         self.on_gradient: Callable[[], None] | None = None
-        self._roots: list[tuple[Tensor, Sequence[Giver]]] = []
+        self._roots: list[tuple[Tensor | GradientEdge, Sequence[Giver]]] = []
         self._leaves: list[tuple[Tensor, Outlet]] = []
 
     def leaf(self, tensor: Tensor, gradient: Outlet) -> Tensor:
@@ -45,22 +52,22 @@ class Region:
     def root(self, tensor: Tensor, givers: Sequence[Giver]) -> None:
         """Let the gradient of a tensor be the sum of what the givers have."""
         if tensor.requires_grad and givers:
-            self._roots.append((tensor, givers))
+            self._roots.append((get_gradient_edge(tensor) if TAKES_EDGES else tensor, givers))
 
     def backward(self) -> None:
         """Take all gradients back from the roots to the leaves, and to the parameters."""
         roots, leaves = self._roots, self._leaves
         self._roots, self._leaves = [], []
-        tensors: list[Tensor] = []
+        places: list[Any] = []
         gradients: list[Tensor] = []
         with torch.no_grad():
-            for tensor, givers in roots:
+            for place, givers in roots:
                 gradient = givers[0].take() if len(givers) == 1 else added([g.take() for g in givers])
                 if gradient is not None:
-                    tensors.append(tensor)
+                    places.append(place)
                     gradients.append(gradient)
-        if tensors:
-            torch.autograd.backward(tensors, gradients)
+        if places:
+            torch.autograd.backward(places, gradients)
         for leaf, outlet in leaves:
             outlet.put(leaf.grad)
 
