@@ -21,15 +21,16 @@ TIMEOUT_S = 20.0
 
 
 class Ranks:
-    """Up to `size` processes that wait for cases; they are told whether they share a computer."""
+    """Up to `size` processes that wait for cases; they are told that they are on so many computers, or
+    nothing about it."""
 
-    def __init__(self, size: int, *, shares: bool = True) -> None:
+    def __init__(self, size: int, *, computers: int | None = 1) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(size):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, there, shares), daemon=True)
+            process = context.Process(target=_serve, args=(rank, there, computers), daemon=True)
             process.start()
             self.pipes.append(here)
             self.processes.append(process)
@@ -70,7 +71,7 @@ class Ranks:
         self.folder.cleanup()
 
 
-def _serve(rank: int, pipe: Connection, shares: bool) -> None:
+def _serve(rank: int, pipe: Connection, computers: int | None) -> None:
     import torch
     import torch.distributed as dist
 
@@ -81,8 +82,9 @@ def _serve(rank: int, pipe: Connection, shares: bool) -> None:
         if order is None:
             return
         name, size, store, arguments = order
-        local = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size} if shares else {}
-        os.environ.update({name: str(number) for name, number in local.items()})
+        if computers is not None:
+            on_each = size // computers
+            os.environ.update(LOCAL_RANK=str(rank % on_each), LOCAL_WORLD_SIZE=str(on_each))
         try:
             dist.init_process_group(
                 "gloo",

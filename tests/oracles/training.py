@@ -163,7 +163,7 @@ def trainer_of(
     }
     shares = device == "cpu" and "LOCAL_RANK" in os.environ
     mailbox = local_mailbox(rank, dist.distributed_c10d._get_default_store()) if shares else None
-    assert shares == (mailbox is not None) or size == 1
+    assert shares == (mailbox is not None) or os.environ["LOCAL_WORLD_SIZE"] == "1"
     wire = Wire(rank, size, torch.device(device), TIMEOUT_S, mailbox)
     return Trainer(plan, state, parameters, recipe.optimizer_of, wire, recipe.options)
 

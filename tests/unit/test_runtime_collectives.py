@@ -33,7 +33,7 @@ DEVICES = 4
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    started = Ranks(DEVICES, shares=False)
+    started = Ranks(DEVICES, computers=None)
     yield started
     started.close()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,6 +13,9 @@ from hypothesis import strategies as st
 from oracles import mailcases
 from oracles.mailcases import GROUPS, payload
 from oracles.ranks import Ranks
+from oracles.training import Recipe, assert_same, tiny, trained_by_ranks, trained_plainly
+
+from soapstone.strategy.space import random_strategy
 
 SIZE = 3
 
@@ -60,6 +65,20 @@ def test_everything_arrives(ranks: Ranks, acts: list[Any], seed: int, places: in
 def test_memory_is_used_again(count: int, ranks: Ranks) -> None:
     for held in ranks.run(mailcases.held, 2, count):
         assert held <= 2 * (4 * count + 4096)
+
+
+@pytest.mark.parametrize("name", ["lenet", "rnnlm"])
+def test_ranks_of_two_computers_train_as_one_process(name: str, tmp_path: Path) -> None:
+    """Messages within a computer go by its memory, those between them by gloo, in one step."""
+    module, batches, captured = tiny(name, 3)
+    recipe = Recipe()
+    strategy = random_strategy(captured.graph, 4, Random(5), most_copies=2)
+    started = Ranks(4, computers=2)
+    try:
+        ours = trained_by_ranks(started, strategy, 4, captured, module, batches, recipe, tmp_path)
+    finally:
+        started.close()
+    assert_same(ours, trained_plainly(module, batches, recipe))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ MODELS = ("lenet", "resnet101", "rnnlm", "gpt2", "dlrm", "moe")
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    started = Ranks(3, shares=False)
+    started = Ranks(3, computers=None)
     yield started
     started.close()
 
