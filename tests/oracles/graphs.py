@@ -98,3 +98,13 @@ def _convolutional(draw: st.DrawFn, build: GraphBuilder) -> str:
     if draw(st.booleans()):
         (x,) = build.add("max_pool2d", [x], name="pool")
     return x
+
+
+def layers(count: int, width: int = 2048, batch: int = 4096) -> Graph:
+    """One linear layer after the other."""
+    b = GraphBuilder("layers")
+    y = b.input("x", (batch, width), samples=0)
+    for i in range(count):
+        (y,) = b.add("linear", [y, b.weight(f"{i}.weight", (width, width)), None], name=f"layer{i}")
+    (loss,) = b.add("sum", [y], {"dim": (0, 1)}, name="loss")
+    return b.graph(loss=loss)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from oracles.graphs import layers
 
 from soapstone.cli.main import main
 from soapstone.cost.analytic import AnalyticCosts
@@ -205,16 +206,6 @@ def test_dims_of_a_kind_may_be_left_whole() -> None:
     without = frozenset({Kind.REDUCTION, Kind.PARAMETER})
     found = candidates(graph, block, everything, without=without)
     assert {dim for p in found for dim, _ in p.degrees} == {"b"}
-
-
-def layers(count: int, width: int, batch: int) -> Graph:
-    """One linear layer after the other."""
-    b = GraphBuilder("layers")
-    y = b.input("x", (batch, width), samples=0)
-    for i in range(count):
-        (y,) = b.add("linear", [y, b.weight(f"{i}.weight", (width, width)), None], name=f"layer{i}")
-    (loss,) = b.add("sum", [y], {"dim": (0, 1)}, name="loss")
-    return b.graph(loss=loss)
 
 
 def test_layers_that_look_alike_are_moved_together() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
+from oracles.graphs import layers
 from oracles.strategies import pipelined
 
 from soapstone.cost.analytic import AnalyticCosts
-from soapstone.graph import Graph, GraphBuilder
+from soapstone.graph import Graph
 from soapstone.machine import Machine, preset
 from soapstone.sim.reference import simulate
 from soapstone.sim.steady import steady_step_s
@@ -17,15 +18,6 @@ from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
 
 COSTS = AnalyticCosts()
-
-
-def layers(count: int, width: int = 2048, batch: int = 4096) -> Graph:
-    b = GraphBuilder("layers")
-    y = b.input("x", (batch, width), samples=0)
-    for i in range(count):
-        (y,) = b.add("linear", [y, b.weight(f"{i}.weight", (width, width)), None], name=f"layer{i}")
-    (loss,) = b.add("sum", [y], {"dim": (0, 1)}, name="loss")
-    return b.graph(loss=loss)
 
 
 def stages(graph: Graph, count: int, pipeline: Pipeline) -> Strategy:

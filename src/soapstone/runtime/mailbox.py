@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 
 from soapstone import native
+from soapstone.errors import TrainingError
 from soapstone.machine.cores import usable_cores
 
 LINE = 64
@@ -207,7 +208,10 @@ class Mailbox:
             used.rotate(-1)
             return used[-1]
         if self._end + size_bytes > self._own.size_bytes:
-            raise RuntimeError("no memory is left for messages between the ranks of this computer")
+            raise TrainingError(
+                "messages between the ranks of this computer take more memory than it has: take a smaller"
+                " batch or fewer ranks"
+            )
         block, self._end = self._end, self._end + size_bytes
         used.append(block)
         return block

@@ -34,7 +34,7 @@ from soapstone.plans import Plan
 from soapstone.runtime.as_run import as_run
 from soapstone.runtime.collectives import USED
 from soapstone.sim.memory import STATES_PER_WEIGHT, peak_memory
-from soapstone.sim.reference import simulate
+from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
 from soapstone.tasks.exchange import Exchange, Move, Pattern
@@ -150,7 +150,8 @@ def parts_of(
     shares_memory = backend == "memory"
     strategy, machine = plan.strategy, plan.machine
     plain = task_graph(strategy, machine, costs)
-    ran = as_run(strategy, plain, simulate(plain), keeps_sent=not shares_memory)
+    timeline = simulate(plain)
+    ran = as_run(strategy, plain, timeline, keeps_sent=not shares_memory)
     counted = task_graph(strategy, machine, _Counting(lambda _: 1.0, 1.0))
     swift = task_graph(strategy, _without_latency(machine), costs)
     is_compute = np.array([task.kind in COMPUTE_KINDS for task in plain.tasks])
@@ -159,7 +160,7 @@ def parts_of(
     latency_s = np.where(is_compute, 0.0, full - wire_s)
     for key in ran.left_out:
         wire_s[plain.ids[key]] = latency_s[plain.ids[key]] = 0.0
-    ends = _ends(plain, machine)
+    ends = _ends(plain, timeline, machine)
     if shares_memory:
         wire_s = _copied_by_devices(plain, ends, wire_s)
     for member, leader in ran.led_by.items():
@@ -215,9 +216,9 @@ class _Ends:
     taken: Mapping[int, int]
 
 
-def _ends(tasks: TaskGraph, machine: Machine) -> _Ends:
+def _ends(tasks: TaskGraph, timeline: Timeline, machine: Machine) -> _Ends:
     """The ends of messages; `tasks` are as they were built, so that each sum has its own."""
-    start_s = simulate(tasks).start_s
+    start_s = timeline.start_s
     resources = [device.name for device in machine.devices]
     needed_by: dict[int, list[int]] = {}
     for number, after in enumerate(tasks.after):
