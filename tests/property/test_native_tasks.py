@@ -229,6 +229,17 @@ def test_chains_are_the_same_where_proposals_are_dropped_for_their_tail(
 ) -> None:
     """From data parallelism, where devices are idle only at the end, after their last compute tasks; hot
     chains come to weights that are read in pieces and blocks whose shards read different values."""
+    _walked_with_tails(seed, temperature)
+
+
+def test_proposals_are_dropped_for_their_tail() -> None:
+    """At the temperature of a search; a hot chain may leave the tail behind at once."""
+    *_, dropped = _walked_with_tails(0, 1e-3).counters
+    assert dropped > 0
+
+
+def _walked_with_tails(seed: int, temperature: float) -> native.Proposals:
+    """The engine's chain, which the plain way and the engine without a threshold walk too."""
     problem = with_embeddings()
     strategy = baseline("data_parallel", problem.graph, problem.machine)
     chains = [
@@ -239,10 +250,9 @@ def test_chains_are_the_same_where_proposals_are_dropped_for_their_tail(
     temperature_s = temperature * chains[0].makespan()
     for _ in range(8):
         assert len({(chain.step(25, temperature_s), chain.makespan()) for chain in chains}) == 1
-    *_, dropped = chains[0].counters
     *_, without_threshold = chains[1].counters
-    assert dropped > 0
     assert without_threshold == 0
+    return chains[0]
 
 
 @given(planned())
