@@ -18,6 +18,14 @@ std::int32_t BoxTable::Number(std::span<const std::int64_t> bounds) {
 
 std::int32_t BoxTable::Overlap(std::int32_t a, std::int32_t b) {
   if (a == b) return volumes_[a] > 0 ? a : kNone;
+  if (met_.empty()) met_.resize(kMet);
+  const auto mixed = static_cast<std::uint32_t>(a) * 0x9e3779b1u ^ static_cast<std::uint32_t>(b) * 0x85ebca6bu;
+  Met& met = met_[(mixed >> 16 ^ mixed) % kMet];
+  if (met.a != a || met.b != b) met = {a, b, WorkedOutOverlap(a, b)};
+  return met.overlap;
+}
+
+std::int32_t BoxTable::WorkedOutOverlap(std::int32_t a, std::int32_t b) {
   scratch_.resize(width_);
   const std::int64_t* first = bounds_.data() + a * width_;
   const std::int64_t* second = bounds_.data() + b * width_;
@@ -51,9 +59,7 @@ std::size_t BoxTable::Slot(std::span<const std::int64_t> bounds) const {
     hash ^= hash >> 32;
   }
   std::size_t slot = hash & (slots_.size() - 1);
-  while (slots_[slot] != kNone && !std::equal(bounds.begin(), bounds.end(), Bounds(slots_[slot]).begin())) {
-    slot = (slot + 1) & (slots_.size() - 1);
-  }
+  while (slots_[slot] != kNone && !IsSame(bounds.data(), slots_[slot])) slot = (slot + 1) & (slots_.size() - 1);
   return slot;
 }
 

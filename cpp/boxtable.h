@@ -22,7 +22,8 @@ class BoxTable {
   // The number of a box, given lo and hi of each axis.
   std::int32_t Number(std::span<const std::int64_t> bounds);
 
-  // The number of the elements that two boxes share, or kNone.
+  // The number of the elements that two boxes share, or kNone. Exchanges ask for the same again and again, so
+  // what was found is kept for a while.
   std::int32_t Overlap(std::int32_t a, std::int32_t b);
 
   bool Overlaps(std::int32_t a, std::int32_t b) const;
@@ -37,14 +38,34 @@ class BoxTable {
   bool Less(std::int32_t a, std::int32_t b) const;
 
  private:
+  static constexpr std::size_t kMet = 4096;
+
+  // Two boxes that were met, and what they share.
+  struct Met {
+    std::int32_t a = kNone;
+    std::int32_t b = kNone;
+    std::int32_t overlap = kNone;
+  };
+
   std::size_t Slot(std::span<const std::int64_t> bounds) const;
   void Grow();
+  std::int32_t WorkedOutOverlap(std::int32_t a, std::int32_t b);
+
+  // A loop: for so few numbers a call of memcmp takes longer.
+  bool IsSame(const std::int64_t* bounds, std::int32_t box) const {
+    const std::int64_t* own = bounds_.data() + static_cast<std::size_t>(box) * width_;
+    for (std::size_t i = 0; i < width_; ++i) {
+      if (bounds[i] != own[i]) return false;
+    }
+    return true;
+  }
 
   std::size_t width_;
   std::vector<std::int64_t> bounds_;
   std::vector<std::int64_t> volumes_;
   std::vector<std::int32_t> slots_;  // open addressing; kNone where empty
   std::vector<std::int64_t> scratch_;
+  std::vector<Met> met_;  // by hash of the two
 };
 
 }  // namespace soapstone
