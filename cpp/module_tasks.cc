@@ -139,11 +139,7 @@ class PlannedTasks {
 
   Outcome Foretold(const std::vector<BlockHeld>& held, const std::vector<std::int64_t>& input_bytes,
                    std::int64_t states_per_weight) {
-    CheckPlaced();
-    std::vector<Placement> strategy;
-    for (std::size_t block = 0; block < block_count(); ++block) {
-      strategy.push_back(graph_.placement(static_cast<std::int32_t>(block)));
-    }
+    const std::vector<Placement> strategy = Placements();
     Buffers buffers(&held);
     PlainBuilder builder(*problem_, *space_.tables(), strategy, held.empty() ? nullptr : &buffers);
     const DraftView draft(builder.Built());
@@ -162,10 +158,27 @@ class PlannedTasks {
     return outcome;
   }
 
+  // The makespan with gradients in buckets.
+  double BucketedSeconds() {
+    const std::vector<Placement> strategy = Placements();
+    PlainBuilder builder(*problem_, *space_.tables(), strategy, nullptr, true);
+    const DraftView draft(builder.Built());
+    return RunInOrder(draft, problem_->machine.device_count + problem_->machine.link_count).makespan_s;
+  }
+
   std::size_t block_count() const { return problem_->blocks.size(); }
   std::size_t device_count() const { return problem_->machine.device_count; }
 
  private:
+  std::vector<Placement> Placements() const {
+    CheckPlaced();
+    std::vector<Placement> strategy;
+    for (std::size_t block = 0; block < block_count(); ++block) {
+      strategy.push_back(graph_.placement(static_cast<std::int32_t>(block)));
+    }
+    return strategy;
+  }
+
   void CheckPlaced() const {
     if (placed_.size() != problem_->blocks.size()) throw std::invalid_argument("not every block is placed");
   }
@@ -428,7 +441,8 @@ void BindTasks(nb::module_& module) {
       .def(nb::init<>())
       .def_rw("rank", &WeightData::rank)
       .def_rw("item_bytes", &WeightData::item_bytes)
-      .def_rw("number", &WeightData::number);
+      .def_rw("number", &WeightData::number)
+      .def_rw("shelf", &WeightData::shelf);
   nb::class_<MachineData>(module, "MachineData")
       .def(nb::init<>())
       .def_rw("device_count", &MachineData::device_count)
@@ -474,6 +488,7 @@ void BindTasks(nb::module_& module) {
       .def("place", &PlannedTasks::Place, nb::arg("block"), nb::arg("degrees"), nb::arg("copies"),
            nb::arg("devices"), nb::arg("lanes") = 1, nb::arg("in_flight") = 0)
       .def("flat", &BoundFlat)
+      .def("bucketed_s", &PlannedTasks::BucketedSeconds, nb::call_guard<nb::gil_scoped_release>())
       .def("foretold", &BoundForetold, nb::arg("held"), nb::arg("input_bytes"), nb::arg("states_per_weight"));
   nb::class_<Proposals>(module, "Proposals")
       .def("__init__",

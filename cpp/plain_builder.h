@@ -2,7 +2,7 @@
 // task graph is in C++.
 //
 // The twin of src/soapstone/tasks/build.py. Given Buffers, it also enters what every device holds, as
-// src/soapstone/tasks/buffers.py does.
+// src/soapstone/tasks/buffers.py does; or else it can put gradients into buckets.
 //
 // Thread safety: a PlainBuilder belongs to one thread; the Problem is shared.
 
@@ -29,15 +29,17 @@ namespace soapstone {
 
 class PlainBuilder {
  public:
-  // REQUIRES: all that is given outlives it. Without buffers, only tasks are built.
+  // REQUIRES: all that is given outlives it. Without buffers, only tasks are built; with them, nothing is put
+  // into buckets.
   PlainBuilder(const Problem& problem, const BoxTables& tables, const std::vector<Placement>& strategy,
-               Buffers* buffers = nullptr)
+               Buffers* buffers = nullptr, bool has_buckets = false)
       : problem_(problem),
         tables_(tables),
         strategy_(strategy),
         draft_(&problem.machine, Draft::Batches::kApart),
         first_(strategy.size()),
-        buffers_(buffers) {}
+        buffers_(buffers),
+        has_buckets_(has_buckets) {}
 
   const Draft& Built() {
     for (std::int32_t block = 0; block < blocks(); ++block) {
@@ -56,6 +58,7 @@ class PlainBuilder {
     for (std::size_t weight = 0; weight < problem_.weights.size(); ++weight) {
       AddWeight(static_cast<std::int32_t>(weight));
     }
+    for (auto& [key, bucket] : buckets_) AddBucket(key.second, &bucket);
     return draft_;
   }
 
@@ -390,7 +393,7 @@ class PlainBuilder {
           draft_.Add(TaskKind::kUpdate, device, seconds, 0, Order(kUpdatePass, weight, kComputeClass, 0, device));
     }
     // Weights with the same first reader come one after the other, by number.
-    TaskOrder* order = NextOrder(Order(kBackwardPass, blocks() - 1 - readings.front().block, kWeightClass, 0, 0));
+    TaskOrder* const order = NextOrder(Order(kBackwardPass, blocks() - 1 - readings.front().block, kWeightClass, 0, 0));
     for (std::size_t p = 0; p < pieces.size(); ++p) {
       std::vector<Source> sources;
       for (std::size_t i = 0; i < givers[p].size(); ++i) {
@@ -403,9 +406,53 @@ class PlainBuilder {
         return On(reading.block, reading.shards, device, reading.segment, true);
       };
       const auto takes = [&](std::int32_t sink) { return std::array<Ref, 1>{updates[sinks[sink].device]}; };
+      if (has_buckets_ && AddSummed(data, sources, sinks, gives, takes, order)) continue;
       AddExchange(sources, sinks, data.item_bytes, BufferKind::kReceived, gives, takes, Never, Nowhere, order);
     }
     if (buffers_ != nullptr) AddWeightHeld(readings, updates, held_bytes);
+  }
+
+  // A bucket: what is in it, as far as it is known.
+  struct Bucket {
+    TaskOrder order = 0;  // of the last that is in it
+    std::int64_t size_bytes = 0;
+    std::vector<Ref> before;
+    std::vector<Ref> after;
+  };
+
+  // Puts the gradient of a piece into its bucket; false if it is not one all-reduce of all that is given. The
+  // order is counted up as if it had tasks of its own.
+  template <typename Gives, typename Takes>
+  bool AddSummed(const WeightData& data, const std::vector<Source>& sources, const std::vector<Sink>& sinks,
+                 const Gives& gives, const Takes& takes, TaskOrder* order) {
+    const Exchange exchange = MakeExchange(problem_.machine, sources, sinks);
+    if (exchange.moves.size() != 1 || exchange.moves[0].pattern != Pattern::kAllReduce) return false;
+    const Move& move = exchange.moves[0];
+    std::set<std::int32_t> given;
+    for (const auto& [source, device] : move.sources) given.insert(source);
+    if (given.size() != sources.size()) return false;
+    Bucket& bucket = buckets_[{data.shelf, move.devices}];
+    bucket.order = std::max(bucket.order, *order);
+    *order += static_cast<TaskOrder>(move.devices.size());
+    bucket.size_bytes += move.elements * data.item_bytes;
+    for (const auto& [source, device] : move.sources) {
+      for (const Ref task : gives(source, device)) bucket.before.push_back(task);
+    }
+    for (const std::int32_t sink : move.sinks) {
+      for (const Ref task : takes(sink)) bucket.after.push_back(task);
+    }
+    for (const auto& [source, sink] : exchange.local) {
+      for (const Ref before : gives(source, sinks[sink].device)) {
+        for (const Ref task : takes(sink)) draft_.Wait(task, before);
+      }
+    }
+    return true;
+  }
+
+  void AddBucket(const std::vector<std::int32_t>& devices, Bucket* bucket) {
+    const auto [enter, leave] = draft_.AddMove(Pattern::kAllReduce, devices, bucket->size_bytes, &bucket->order);
+    for (const Ref task : bucket->before) draft_.Wait(enter, task);
+    for (const Ref task : bucket->after) draft_.Wait(task, leave);
   }
 
   // A weight on each device, and its gradient there until the update.
@@ -434,6 +481,8 @@ class PlainBuilder {
   std::vector<std::int32_t> first_;  // by block: its first task
   std::map<TaskOrder, TaskOrder> orders_;
   Buffers* buffers_;
+  bool has_buckets_;
+  std::map<std::pair<std::int32_t, std::vector<std::int32_t>>, Bucket> buckets_;  // by shelf and devices
 };
 
 }  // namespace soapstone

@@ -93,6 +93,7 @@ struct WeightData {
   std::int32_t rank = 0;
   std::int64_t item_bytes = 4;
   std::int32_t number = 0;
+  std::int32_t shelf = 0;  // gradients of one shelf may share a bucket (tasks/buckets.py)
 };
 
 // What does not depend on the model.

@@ -87,6 +87,7 @@ class WeightData:
     rank: int
     item_bytes: int
     number: int
+    shelf: int
 
 class MachineData:
     device_count: int
@@ -143,6 +144,7 @@ class PlannedTasks:
         NDArray[np.int64],
         NDArray[np.int32],
     ]: ...
+    def bucketed_s(self) -> float: ...
     def foretold(
         self, held: list[BlockHeld], input_bytes: list[int], states_per_weight: int
     ) -> tuple[float, int, int, list[float], list[tuple[int, float, list[int]]]]: ...

@@ -11,8 +11,9 @@ from oracles.wirecases import disagreeing, failing, left_alone, waiting_for_noth
 from soapstone.graph import GraphBuilder
 from soapstone.ops.box import whole
 from soapstone.runtime.actions import Action, ReportLoss, SumGradients
-from soapstone.runtime.buckets import FIRST_BYTES, bucketed
+from soapstone.runtime.buckets import bucketed
 from soapstone.runtime.weights import Piece
+from soapstone.tasks.buckets import FIRST_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +59,21 @@ def test_whatever_a_rank_waits_for_when_another_goes_is_named(way: str, waited: 
 
 def test_gradients_of_the_same_ranks_share_buckets_in_one_order() -> None:
     build = GraphBuilder("net")
-    names = [build.weight(f"w{i}", (FIRST_BYTES // 8,)) for i in range(6)]
-    graph = build.graph()
+    x = build.input("x", (4, FIRST_BYTES // 8))
+    for i in range(6):  # the backward pass comes to the last first
+        (x,) = build.add("mul", [x, build.weight(f"w{5 - i}", (4, FIRST_BYTES // 8))], name=f"scaled {i}")
+    (loss,) = build.add("sum", [x], {"axes": (0, 1)}, name="loss")
+    graph = build.graph(loss=loss)
     shape = graph.value("w0").shape
     holders = [(0, 1), (0, 1), (0, 2), (0, 1), (0, 1), (0, 2)]
     actions: list[Action] = []
-    for i, (name, held) in enumerate(zip(names, holders, strict=True)):
-        actions.append(SumGradients(i, [Piece(name, whole(shape), held, (1, i), True)]))
+    for i, held in enumerate(holders):
+        actions.append(SumGradients(i, [Piece(f"w{i}", whole(shape), held, (1, i), True)]))
     actions.append(ReportLoss())
     found = [a for a in bucketed(actions, graph) if isinstance(a, SumGradients)]
-    # The first bucket of a group is closed when it has FIRST_BYTES: two weights of half of that.
+    # The first shelf is full with FIRST_BYTES, which is half a weight; the second holds all others.
     assert [(a.task, [p.weight for p in a.pieces]) for a in found] == [
-        (1, ["w0", "w1"]),
-        (4, ["w3", "w4"]),
+        (0, ["w0"]),
+        (4, ["w1", "w3", "w4"]),
         (5, ["w2", "w5"]),
     ]

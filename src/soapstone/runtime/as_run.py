@@ -1,7 +1,7 @@
 """The task graph as the runtime runs it: gradients that are added up together are one all-reduce.
 
 The task graph has an all-reduce for each piece of a weight; the runtime puts those of the same ranks into
-buckets (`buckets`). A bucket moves the bytes of all its members with the latency of one, when the last of
+buckets (`tasks.buckets`). A bucket moves the bytes of all its members with the latency of one, when the last of
 them is ready, and every update waits for its bucket. All weights are updated in one go at the end, so
 gradients live until then, beside the bucket they were copied into. Sums of the loss that nobody has to wait
 for (`deferring`) take no time. A device takes its tasks in the order of all ranks (`order`), also where
@@ -14,13 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from soapstone.graph import Graph, Role
-from soapstone.runtime.buckets import FIRST_BYTES, FULL_BYTES
 from soapstone.runtime.deferring import deferred
 from soapstone.runtime.linking import placed_blocks
-from soapstone.runtime.listing import is_one_sum
 from soapstone.runtime.order import execution_order
 from soapstone.sim.reference import Timeline
 from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.buckets import shelves
 from soapstone.tasks.placed import UPDATE, WEIGHT
 from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, TaskGraph, TaskKind
 
@@ -152,27 +151,14 @@ def _buckets(graph: Graph, tasks: TaskGraph, timeline: Timeline) -> list[list[Ke
     """The moves of each bucket, in the order in which the ranks come to them."""
     read = dict.fromkeys(name for node in graph.nodes for name in node.reads)
     weights = [name for name in read if graph.value(name).role is Role.WEIGHT]
-    groups: dict[tuple[tuple[int, ...], str], list[tuple[Key, int]]] = {}
+    shelf = shelves(graph)
+    found: dict[tuple[tuple[int, ...], int], list[Key]] = {}
     for number in execution_order(tasks, timeline):
         task = tasks.tasks[number]
         if task.kind is not TaskKind.ALL_REDUCE or task.key[0] == UPDATE or task.key[2] != WEIGHT:
             continue
         exchange = tasks.exchanges[task.key[:-2]]
-        if task.key[-1] != 0 or not is_one_sum(exchange):
-            continue
-        devices = tuple(sorted(exchange.moves[0].devices))
-        dtype = graph.value(weights[task.key[3]]).dtype
-        groups.setdefault((devices, dtype), []).append((task.key[:-1], _size_bytes(tasks, task.key[:-1])))
-    return [bucket for found in groups.values() for bucket in _filled(found)]
-
-
-def _filled(found: Sequence[tuple[Key, int]]) -> list[list[Key]]:
-    buckets: list[list[Key]] = [[]]
-    held_bytes, full_bytes = 0, FIRST_BYTES
-    for move, size_bytes in found:
-        if held_bytes >= full_bytes:
-            buckets.append([])
-            held_bytes, full_bytes = 0, FULL_BYTES
-        buckets[-1].append(move)
-        held_bytes += size_bytes
-    return buckets
+        if task.key[-1] == 0 and exchange.is_one_sum:
+            devices = tuple(sorted(exchange.moves[0].devices))
+            found.setdefault((devices, shelf[weights[task.key[3]]]), []).append(task.key[:-1])
+    return list(found.values())

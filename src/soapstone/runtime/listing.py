@@ -14,7 +14,6 @@ from typing import Any
 from soapstone.runtime.actions import Exchanged
 from soapstone.runtime.linking import Links, Task
 from soapstone.runtime.weights import Piece, Weights
-from soapstone.tasks.exchange import Exchange, Pattern
 from soapstone.tasks.placed import COMPUTE, FORWARD, UPDATE, WEIGHT
 from soapstone.tasks.task import Key
 
@@ -56,17 +55,10 @@ def _places_of_sums(links: Links, weights: Weights, order: Sequence[int]) -> Map
     for name, pieces in weights.pieces.items():
         for piece in pieces:
             if piece.is_summed:
-                is_one = is_one_sum(links.tasks.exchanges[piece.key])
+                is_one = links.tasks.exchanges[piece.key].is_one_sum
                 place = ids[*piece.key, 0, 0] if is_one else last[weights.numbers[name]]
                 places.setdefault(place, []).append(piece)
     return places
-
-
-def is_one_sum(exchange: Exchange) -> bool:
-    """Whether an exchange is an all-reduce that waits for all that is to be added up."""
-    if [move.pattern for move in exchange.moves] != [Pattern.ALL_REDUCE]:
-        return False
-    return {source for source, _ in exchange.moves[0].sources} == set(range(len(exchange.sources)))
 
 
 def _task(links: Links, key: Key) -> Task:

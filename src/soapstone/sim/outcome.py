@@ -39,15 +39,18 @@ class Outcome:
     memory: tuple[DeviceMemory, ...] = ()
 
 
+def bucketed_s(strategy: Strategy, machine: Machine, costs: AnalyticCosts) -> float:
+    """The makespan with the gradients of each shelf summed together, as the runtime does it
+    (`tasks.buckets`). Searches have a sum for each weight, whose latencies this leaves out."""
+    return _planned(strategy, machine, costs)[1].bucketed_s()
+
+
 def outcome(
     strategy: Strategy, machine: Machine, costs: AnalyticCosts, states_per_weight: int | None = None
 ) -> Outcome:
     """What a strategy takes on a machine; with its memory where it is said how many numbers an optimizer
     remembers for each weight (`sim.memory.STATES_PER_WEIGHT`)."""
-    strategy.checked(machine)
-    problem = FlatProblem(strategy.graph, machine, costs, strategy.apart)
-    planned = native.PlannedTasks(problem.native)
-    problem.place(planned, strategy)
+    problem, planned = _planned(strategy, machine, costs)
     if states_per_weight is None:
         makespan_s, moved, gradients, busy_s, _ = planned.foretold([], [], 0)
         return Outcome(makespan_s, moved, gradients, tuple(busy_s))
@@ -59,6 +62,15 @@ def outcome(
     makespan_s, moved, gradients, busy_s, peaks = found
     memory = tuple(_memory(*peak, states_per_weight) for peak in peaks)
     return Outcome(makespan_s, moved, gradients, tuple(busy_s), memory)
+
+
+def _planned(
+    strategy: Strategy, machine: Machine, costs: AnalyticCosts
+) -> tuple[FlatProblem, native.PlannedTasks]:
+    problem = FlatProblem(strategy.checked(machine).graph, machine, costs, strategy.apart)
+    planned = native.PlannedTasks(problem.native)
+    problem.place(planned, strategy)
+    return problem, planned
 
 
 def _memory(peak_bytes: int, at_s: float, parts: Sequence[int], states_per_weight: int) -> DeviceMemory:

@@ -11,6 +11,8 @@ What `docs/decisions/0004` and the design state, step by step:
     turns       with a pipeline, which micro-batch of a block waits for which (`strategy.pipeline`)
     links       a transfer occupies the narrowest link of its route; a collective occupies the link
                 of every hop of its ring
+    buckets     where they are asked for, all-reduces of gradients on one shelf among the same devices
+                are one, at the place of the last of them (`buckets`)
 
 Tasks are named by keys that say what they are, and numbered in the order of their keys, so neither
 the order of building nor an incremental change can alter the result.
@@ -19,6 +21,7 @@ the order of building nor an incremental change can alter the result.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise, product
 from typing import Protocol
@@ -30,6 +33,7 @@ from soapstone.machine import DeviceKind, Machine
 from soapstone.ops.box import Box, Interval, contains, intersection, shape_of, volume
 from soapstone.strategy.blocks import free_values
 from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.buckets import shelves
 from soapstone.tasks.buffers import Ends, Ledger, Slot, nothing
 from soapstone.tasks.exchange import Exchange, Move, Pattern, Sink, Source, exchange
 from soapstone.tasks.placed import BACKWARD, FORWARD, SEAM, UPDATE, VALUE, WEIGHT, Placed, placed_block
@@ -47,21 +51,41 @@ class Costs(Protocol):
         """Updating this much of a weight."""
 
 
-def task_graph(strategy: Strategy, machine: Machine, costs: Costs) -> TaskGraph:
-    """The task graph of one training iteration."""
-    return _Builder(strategy.checked(machine), machine, costs).built()
+def task_graph(
+    strategy: Strategy, machine: Machine, costs: Costs, *, in_buckets: bool = False
+) -> TaskGraph:
+    """The task graph of one training iteration: an all-reduce for the gradient of each piece of a weight, or
+    for each bucket of them, as the runtime has it."""
+    return _Builder(strategy.checked(machine), machine, costs, in_buckets).built()
 
 
 _Giver = tuple[Placed, int, tuple[int, ...]]
 """Those that give a gradient: a block, a segment of it, and the shards that compute the same part."""
 
 
+@dataclass(frozen=True)
+class _Summed:
+    """A gradient that waits for its bucket: its exchange, and who gives and takes."""
+
+    base: Key
+    what: str
+    found: Exchange
+    item_bytes: int
+    ends: Ends
+
+    @property
+    def size_bytes(self) -> int:
+        return self.found.moves[0].elements * self.item_bytes
+
+
 class _Builder:
     """Collects tasks by key, and what each waits for."""
 
-    def __init__(self, strategy: Strategy, machine: Machine, costs: Costs) -> None:
+    def __init__(self, strategy: Strategy, machine: Machine, costs: Costs, in_buckets: bool) -> None:
         self.graph: Graph = strategy.graph
         self.machine, self.costs = machine, costs
+        self.shelves = shelves(strategy.graph) if in_buckets else None
+        self.buckets: dict[tuple[int, tuple[int, ...]], list[_Summed]] = {}
         self.free = free_values(strategy.graph)
         self.placed = [placed_block(strategy, number) for number in range(len(strategy.blocks))]
         self.home = {name: p for p in self.placed for name in p.block.writes}
@@ -85,6 +109,8 @@ class _Builder:
         read = dict.fromkeys(name for node in self.graph.nodes for name in node.reads)
         for number, name in enumerate(name for name in read if self.graph.value(name).role is Role.WEIGHT):
             self._weight(number, name)
+        for bucket in self.buckets.values():
+            self._bucket(bucket)
         ordered = sorted(self.tasks)
         tasks = tuple(
             Task(
@@ -391,7 +417,7 @@ class _Builder:
             sinks = [Sink(piece, device) for device in holders]
             base = (BACKWARD, last, WEIGHT, number, p)
             ends = Ends(gives, takes, nothing, nothing)
-            self._moved(base, f"{name} gradient", item, sources, sinks, ends)
+            self._moved(base, f"{name} gradient", item, sources, sinks, ends, weight=name)
             for source in range(len(sources)):
                 for device in sources[source].devices:
                     made_by.setdefault(device, set()).update(gives(source, device))
@@ -412,30 +438,52 @@ class _Builder:
         sources: Sequence[Source],
         sinks: Sequence[Sink],
         ends: Ends,
+        weight: str | None = None,
     ) -> None:
-        """The tasks of an exchange, between those that give and those that take."""
+        """The tasks of an exchange, between those that give and those that take; of a weight's gradient that
+        goes into a bucket, they come later."""
         found = self.exchanges[base] = exchange(sources, sinks, self.machine)
         for source, sink in found.local:
             for key in ends.takes(sink):
                 self._wait(key, ends.gives(source, sinks[sink].device))
+        if weight is not None and self.shelves is not None and found.is_one_sum:
+            bucket = self.buckets.setdefault((self.shelves[weight], found.moves[0].devices), [])
+            bucket.append(_Summed(base, what, found, item_bytes, ends))
+            return
         keys: list[list[Key]] = []
         for number, move in enumerate(found.moves):
-            keys.append(self._move(base, number, move, item_bytes, what))
-            before = {key for source, device in move.sources for key in ends.gives(source, device)}
-            for key in keys[-1]:
-                self._wait(key, before)
-            for sink in move.sinks:
-                for key in ends.takes(sink):
-                    self._wait(key, keys[-1])
+            keys.append(self._move((*base, number), move, move.elements * item_bytes, what))
+            self._between(keys[-1], move, ends)
         self.ledger.exchanged(found, sources, sinks, item_bytes, keys, ends)
 
-    def _move(self, base: Key, number: int, move: Move, item_bytes: int, what: str) -> list[Key]:
-        size_bytes = move.elements * item_bytes
+    def _between(self, keys: Sequence[Key], move: Move, ends: Ends) -> None:
+        """The tasks of a move wait for those that give, and those that take for them."""
+        before = {key for source, device in move.sources for key in ends.gives(source, device)}
+        for key in keys:
+            self._wait(key, before)
+        for sink in move.sinks:
+            for key in ends.takes(sink):
+                self._wait(key, keys)
+
+    def _bucket(self, bucket: Sequence[_Summed]) -> None:
+        """One all-reduce for several gradients, when all of them are there."""
+        last = max(bucket, key=lambda summed: summed.base)
+        what = last.what if len(bucket) == 1 else f"{last.what} and {len(bucket) - 1} more"
+        size_bytes = sum(summed.size_bytes for summed in bucket)
+        keys = self._move((*last.base, 0), last.found.moves[0], size_bytes, what)
+        for summed in bucket:
+            self._between(keys, summed.found.moves[0], summed.ends)
+            found = summed.found
+            self.ledger.exchanged(
+                found, found.sources, found.sinks, summed.item_bytes, [keys], summed.ends
+            )
+
+    def _move(self, base: Key, move: Move, size_bytes: int, what: str) -> list[Key]:
         if move.pattern is Pattern.TRANSFER:
             a, b = move.devices
             link = self.machine.narrowest_link(a, b)
             duration_s = transfer_s(size_bytes, link.bandwidth_bytes_per_s, self.machine.latency(a, b))
-            key = (*base, number, 0)
+            key = (*base, 0)
             name = f"{what} {self.machine.devices[a].name} to {self.machine.devices[b].name}"
             self._add(key, TaskKind.TRANSFER, name, link.name, duration_s, size_bytes)
             return [key]
@@ -447,7 +495,7 @@ class _Builder:
         duration_s = collective_s(move.pattern, size_bytes, count, bandwidth, latency_s)
         keys: list[Key] = []
         for hop, (a, b) in enumerate(hops):
-            key = (*base, number, hop)
+            key = (*base, hop)
             name = f"{what} {move.pattern} of {count}"
             link = self.machine.narrowest_link(a, b)
             self._add(

@@ -96,6 +96,13 @@ class Exchange:
     sources: tuple[Source, ...] = field(default=(), compare=False, repr=False)
     sinks: tuple[Sink, ...] = field(default=(), compare=False, repr=False)
 
+    @property
+    def is_one_sum(self) -> bool:
+        """Whether it is an all-reduce that waits for all that is to be added up."""
+        if [move.pattern for move in self.moves] != [Pattern.ALL_REDUCE]:
+            return False
+        return {source for source, _ in self.moves[0].sources} == set(range(len(self.sources)))
+
 
 def exchange(sources: Sequence[Source], sinks: Sequence[Sink], machine: Machine) -> Exchange:
     """How the sinks get what they need. Neither order matters but for the numbers in the result."""

@@ -26,6 +26,7 @@ from soapstone.strategy.blocks import Block, blocks, passes_sums
 from soapstone.strategy.pipeline import Turns, micro_dim
 from soapstone.strategy.placement import Placement
 from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.buckets import shelves
 from soapstone.tasks.kept import Kept, kept
 from soapstone.tasks.task import TaskKind
 
@@ -144,6 +145,10 @@ class FlatProblem:
         return {name: i for i, name in enumerate(names)}
 
     @cached_property
+    def _shelves(self) -> dict[str, int]:
+        return shelves(self.graph)
+
+    @cached_property
     def _kept(self) -> dict[str, Kept]:
         """What the backward pass of each node needs."""
         return {node.name: kept(self.graph, node) for block in self.blocks for node in block.nodes}
@@ -212,6 +217,7 @@ class FlatProblem:
         data.rank = len(value.shape)
         data.item_bytes = ITEM_BYTES[value.dtype]
         data.number = self._weight_numbers[name]
+        data.shelf = self._shelves[name]
         return data
 
     def _block_data(self, block: Block) -> native.BlockData:
