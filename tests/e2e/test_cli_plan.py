@@ -38,7 +38,8 @@ def test_a_plan_for_people(soapstone: Soapstone, tmp_path: Path) -> None:
     assert " data parallelism (" in lines[1]
     assert " krizhevsky, the best expert's strategy (" in lines[2]
     assert lines[3].startswith("fits in memory: at most ")
-    assert lines[4] == "compute times: analytic, none was measured on a device"
+    assert " with small gradients summed together, as `soapstone train` does (data parallelism " in lines[4]
+    assert lines[5] == "compute times: analytic, none was measured on a device"
     assert " 12 GiB on node0/gpu" in lines[3]
     assert "Why it is faster than data parallelism:" in lines
     assert any(line.startswith("  It moves ") for line in lines)
@@ -58,6 +59,7 @@ def test_a_plan_for_programs(soapstone: Soapstone, tmp_path: Path) -> None:
     plan = read_plan(path)
     assert (found["model"], found["machine"], found["samples"]) == ("lenet:tiny", "k80:1x4", 16)
     assert found["makespan_s"] == plan.prediction.makespan_s == plan.simulated().prediction.makespan_s
+    assert found["bucketed_s"] == plan.simulated(in_buckets=True).timeline.makespan_s
     assert found["moved_bytes"] == plan.prediction.moved_bytes
     assert found["moved_bytes"] == found["gradient_bytes"] + found["activation_bytes"]
     assert [each["peak_bytes"] for each in found["memory"]] == list(plan.prediction.memory_bytes)

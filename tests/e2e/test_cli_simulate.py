@@ -29,9 +29,10 @@ def test_a_model_is_simulated_for_people(soapstone: Soapstone) -> None:
     assert lines[0] == "lenet on k80:1x4, strategy data_parallel"
     assert "per iteration" in lines[1]
     assert "samples/s (16 a step)" in lines[1]  # four samples for each of four devices
-    assert "all_reduce" in lines[2]
-    assert "moved over links" in lines[3]
-    assert "analytic" in lines[4]
+    assert "with small gradients summed together" in lines[2]
+    assert "all_reduce" in lines[3]
+    assert "moved over links" in lines[4]
+    assert "analytic" in lines[5]
     cells = [line.split() for line in lines]
     assert ["node0/gpu0"] in [row[:1] for row in cells]
     assert any(row[:1] == ["node0/pcie-shared"] and row[-2:-1] != [] for row in cells)
@@ -88,6 +89,20 @@ def test_tasks_and_trace_are_written(soapstone: Soapstone, plan_path: Path, tmp_
     }  # fmt: skip
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) == len(found["tasks"])
+
+
+def test_tasks_in_buckets_are_simulated_and_written(soapstone: Soapstone, tmp_path: Path) -> None:
+    apart, together = tmp_path / "apart.json", tmp_path / "together.json"
+    given = ("simulate", "--model", "lenet", "--tiny", "--machine", "p100:4x4", "--json", "--tasks")
+    found = [
+        json.loads(soapstone(*given, path, *more).out)
+        for path, more in ((apart, ()), (together, ("--buckets",)))
+    ]
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in (apart, together)]
+    assert [document["makespan_s"] for document in documents] == [each["makespan_s"] for each in found]
+    assert found[0]["bucketed_s"] == found[1]["bucketed_s"] == found[1]["makespan_s"] < found[0]["makespan_s"]
+    assert found[1]["tasks"]["all_reduce"] == 16  # one ring
+    assert any(task["name"].startswith("conv1.bias gradient and 9 more") for task in documents[1]["tasks"])
 
 
 def test_a_strategy_by_hand(soapstone: Soapstone, tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from soapstone.machine import Machine, preset
 from soapstone.plans import simulation
 from soapstone.search.baselines import applicable, baseline, data_parallel, single_device
 from soapstone.search.exact import exact_search, lower_bound
-from soapstone.search.find import RESORTS, SEARCHES, SPARING, Options, find, settled
+from soapstone.search.find import RESORTS, SEARCHES, SPARING, Options, WhyInstead, find, settled
 from soapstone.search.mcmc import Budget
 from soapstone.search.report import SearchReport, StopReason
+from soapstone.sim.outcome import bucketed_s
 from soapstone.strategy.strategy import Strategy
 
 MACHINE = preset("p100:1x2")
@@ -57,7 +58,7 @@ def test_what_fits_is_taken_as_it_was_found() -> None:
     assert outcome.instead is None
     assert outcome.plan.strategy == report.strategy
     assert outcome.plan.prediction == outcome.plan.simulated().prediction
-    assert outcome.plan.search == {**report.document(), "instead": None}
+    assert outcome.plan.search == {**report.document(), "instead": None, "why_instead": None}
 
 
 def test_a_baseline_that_fits_takes_the_place_of_what_does_not() -> None:
@@ -195,3 +196,27 @@ def test_the_optimum_among_ranges_is_told_apart() -> None:
     found = exact_search(graph, MACHINE, costs, has_ranges=True, proposals=50)
     assert report.makespan_s == found.makespan_s
     assert report.lower_bound_s == lower_bound(graph, MACHINE, costs).seconds
+
+
+def many_small_weights() -> Graph:
+    """Layers of one device's time, each with a weight so small that its sum is latency alone."""
+    build = GraphBuilder("net")
+    x = build.input("x", (4096, 512))
+    for number in range(24):
+        (x,) = build.add("mul", [x, build.weight(f"w{number}", (512,))], name=f"scaled{number}")
+    (loss,) = build.add("sum", [x], {"dim": (0, 1)}, name="loss")
+    return build.graph(loss=loss)
+
+
+def test_a_baseline_that_is_faster_in_buckets_takes_the_place_of_what_was_found() -> None:
+    machine, costs = preset("p100:4x4"), AnalyticCosts()
+    graph = many_small_weights()
+    alone, shared = single_device(graph, machine), data_parallel(graph, machine)
+    alone_s, shared_s = (simulation(strategy, machine).timeline.makespan_s for strategy in (alone, shared))
+    assert bucketed_s(shared, machine, costs) < alone_s < shared_s
+    report = report_of(alone, machine)
+    outcome = settled(report, machine, costs, "net", QUICK)
+    assert (outcome.instead, outcome.why) == ("data_parallel", WhyInstead.BUCKETS)
+    assert outcome.plan.strategy == shared
+    proved = replace(report, stop=StopReason.OPTIMAL)
+    assert settled(proved, machine, costs, "net", QUICK).instead is None

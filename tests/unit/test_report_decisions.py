@@ -169,8 +169,8 @@ def test_data_parallelism_moves_gradients_and_one_device_moves_nothing() -> None
 
 
 def test_reasons_are_sentences_with_numbers() -> None:
-    own = Figures(0.100, 3 * 2**30, 2**30, (0.09, 0.07))
-    other = Figures(0.250, 6 * 2**30, 6 * 2**30, (0.05, 0.05))
+    own = Figures(0.100, 0.100, 3 * 2**30, 2**30, (0.09, 0.07))
+    other = Figures(0.250, 0.250, 6 * 2**30, 6 * 2**30, (0.05, 0.05))
     assert reasons(own, other) == (
         "It moves 3 GiB instead of 6 GiB (2 times less): gradient sums 1 GiB instead of 6 GiB, "
         "activations 2 GiB instead of 0 B.",
@@ -184,8 +184,8 @@ def test_reasons_are_sentences_with_numbers() -> None:
         "A device wa",
         "But it comp",
     ]
-    lone = Figures(0.400, 2**10, 0, (0.35, 0.05))
-    copied = Figures(0.500, 0, 0, (0.5, 0.5))
+    lone = Figures(0.400, 0.400, 2**10, 0, (0.35, 0.05))
+    copied = Figures(0.500, 0.500, 0, 0, (0.5, 0.5))
     assert [sentence[:9] for sentence in reasons(lone, copied)] == ["It comput", "But it mo", "But a dev"]
-    still = Figures(0.0, 0, 0, (0.0, 0.0))
+    still = Figures(0.0, 0.0, 0, 0, (0.0, 0.0))
     assert reasons(still, still)[0] == "It moves 0 B in both."

@@ -29,7 +29,7 @@ from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plans import Prediction, predicted
 from soapstone.report.figures import Figures, figures
 from soapstone.search.baselines import BASELINES, baseline
-from soapstone.search.find import Options, settled
+from soapstone.search.find import Options, WhyInstead, settled
 from soapstone.search.report import SearchReport
 from soapstone.sim.outcome import outcome
 from soapstone.strategy.strategy import Strategy
@@ -99,6 +99,7 @@ class _Contest:
     refused: dict[str, str]
     report: SearchReport
     instead: str | None
+    why: WhyInstead | None
 
     @property
     def found(self) -> _Entry:
@@ -127,14 +128,14 @@ def _contest(
             prediction = predicted(strategy, given.machine, given.costs, options.optimizer)
         entries.append(_Entry(name, BASELINES[name].summary, _figures(strategy, given), prediction))
     show(len(BASELINES), "the found plan")
-    strategy, prediction, instead = report.strategy, None, None
+    strategy, prediction, instead, why = report.strategy, None, None, None
     if memory:
         taken = settled(report, given.machine, given.costs, given.model, options)
         strategy, prediction = taken.plan.strategy, taken.plan.prediction
-        instead = taken.instead
+        instead, why = taken.instead, taken.why
     summary = f"found by {report.method}, seed {report.seed}"
     entries.append(_Entry("found", summary, _figures(strategy, given), prediction))
-    return _Contest(given, tuple(entries), refused, report, instead)
+    return _Contest(given, tuple(entries), refused, report, instead, why)
 
 
 def _strategies(given: Problem, options: Options, refused: dict[str, str]) -> Iterator[tuple[str, Strategy]]:
@@ -171,7 +172,7 @@ def _document(contest: _Contest) -> dict[str, Any]:
             for entry in contest.entries
         ],
         "not_applicable": contest.refused,
-        "search": {**contest.report.document(), "instead": contest.instead},
+        "search": {**contest.report.document(), "instead": contest.instead, "why_instead": contest.why},
     }
 
 
@@ -181,7 +182,8 @@ def _print(contest: _Contest) -> None:
     screen.print(Text(f"{given.graph.name} on {given.machine.name}{samples}", style="bold"))
     screen.print(_table(contest))
     if contest.instead is not None:
-        note = f"what the search found does not fit in memory: 'found' is {contest.instead}"
+        reason = "does not fit in memory" if contest.why is WhyInstead.MEMORY else "is slower in buckets"
+        note = f"what the search found {reason}: 'found' is {contest.instead}"
         screen.print(Text(note, style="bold yellow"))
     if contest.refused:
         screen.print(Text(f"not applicable: {', '.join(contest.refused)} (--json says why)"))
@@ -194,13 +196,22 @@ def _print(contest: _Contest) -> None:
 
 def _table(contest: _Contest) -> Table:
     table = Table("strategy", box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("per iteration", "throughput", "speedup", "moved", "compute", "peak memory"):
+    for heading in (
+        "per iteration",
+        "in buckets",
+        "throughput",
+        "speedup",
+        "moved",
+        "compute",
+        "peak memory",
+    ):
         table.add_column(heading, justify="right")
     for entry in contest.entries:
         samples_per_s = contest.samples_per_s(entry)
         table.add_row(
             Text(entry.name),
             SECONDS.short_text(entry.figures.makespan_s),
+            SECONDS.short_text(entry.figures.bucketed_s),
             rate(samples_per_s) if samples_per_s else "",
             f"{contest.speedup(entry):.3g}",
             BYTES.short_text(entry.figures.moved_bytes),

@@ -35,7 +35,7 @@ from soapstone.plans import Plan, write_plan
 from soapstone.report.decisions import Row, foremost, pipeline_document, pipeline_text, rows
 from soapstone.report.figures import ALIKE, Figures, figures, is_alike, reasons
 from soapstone.search.baselines import applicable, baseline
-from soapstone.search.find import Options, Settled, settled
+from soapstone.search.find import Options, Settled, WhyInstead, settled
 from soapstone.search.mcmc import EXPERTS
 from soapstone.search.report import SearchReport, StartReport
 from soapstone.sim.outcome import outcome
@@ -176,6 +176,7 @@ def figures_document(own: Figures) -> dict[str, Any]:
     """The figures of a strategy, as JSON has them."""
     return {
         "makespan_s": own.makespan_s,
+        "bucketed_s": own.bucketed_s,
         "moved_bytes": own.moved_bytes,
         "gradient_bytes": own.gradient_bytes,
         "activation_bytes": own.activation_bytes,
@@ -224,6 +225,7 @@ def _print_verdict(screen: Console, found: _Found) -> None:
     for name in filter(None, ("data_parallel", found.expert)):
         screen.print(Text(_compared(found, name)))
     screen.print(_memory(found))
+    screen.print(Text(_in_buckets(found)))
     screen.print(Text(f"compute times: {basis_text(plan)}"))
 
 
@@ -241,6 +243,15 @@ def _compared(found: _Found, name: str) -> str:
     return f"{found.speedup(name):.3g} times as fast as {what} ({takes})"
 
 
+def _in_buckets(found: _Found) -> str:
+    """The time with small gradients summed together, beside data parallelism's."""
+    own_s, rival_s = found.figures.bucketed_s, found.rivals["data_parallel"].bucketed_s
+    told = f"{SECONDS.short_text(own_s)} with small gradients summed together, as `soapstone train` does"
+    if found.outcome.why is WhyInstead.BUCKETS:
+        told += f"; what the search found is slower so: this is {found.outcome.instead}"
+    return f"{told} (data parallelism {SECONDS.short_text(rival_s)})"
+
+
 def _memory(found: _Found) -> Text:
     """Whether it fits, and how nearly."""
     plan = found.plan
@@ -249,7 +260,7 @@ def _memory(found: _Found) -> Text:
     needs = f"{BYTES.short_text(peak)} of {BYTES.short_text(device.kind.memory_bytes)} on {device.name}"
     if not plan.prediction.fits(plan.machine):
         return Text(f"DOES NOT FIT in memory: {needs}; nor does anything else tried", style="bold red")
-    if found.outcome.instead is not None:
+    if found.outcome.why is WhyInstead.MEMORY:
         slower = SECONDS.short_text(found.report.makespan_s)
         return Text(
             f"fits in memory: at most {needs}. The search found {slower}, which does not fit: this is "

@@ -6,7 +6,7 @@ import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +28,7 @@ from soapstone.report.decisions import pipeline_document, pipeline_text
 from soapstone.report.trace import trace_document
 from soapstone.search.baselines import BASELINES, baseline
 from soapstone.sim.document import tasks_document
+from soapstone.sim.outcome import bucketed_s
 from soapstone.sim.steady import steady_step_s
 from soapstone.strategy.document import read_strategy
 from soapstone.strategy.strategy import Strategy
@@ -71,6 +72,10 @@ def simulate(  # noqa: PLR0913, a command has a parameter for each option
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Write a timeline here, for ui.perfetto.dev.")
     ] = None,
+    buckets: Annotated[
+        bool,
+        typer.Option("--buckets", help="The tasks with small gradients summed together, as train runs them."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Predict one training iteration: its time, what moves over which link, and the memory it takes.
@@ -80,6 +85,7 @@ def simulate(  # noqa: PLR0913, a command has a parameter for each option
         soapstone simulate --model alexnet --machine p100:1x4
         soapstone simulate --model lenet --machine k80:1x4 --strategy mine.yaml -o plan.json
         soapstone simulate plan.json --tasks tasks.json --trace trace.json
+        soapstone simulate plan.json --buckets --trace trace.json
     """
     for place in filter(None, (output, tasks, trace)):
         check_place(place)
@@ -101,6 +107,8 @@ def simulate(  # noqa: PLR0913, a command has a parameter for each option
         found = _from_request(request)
     if output is not None:
         write_plan(found.plan, output)
+    if buckets:
+        found = replace(found, simulation=found.plan.simulated(in_buckets=True))
     if tasks is not None:
         write_text(_json(tasks_document(found.simulation.tasks, found.simulation.timeline)), tasks)
     if trace is not None:
@@ -193,6 +201,7 @@ def _document(found: _Found) -> dict[str, Any]:
         "pipeline": pipeline_document(found.plan.strategy),
         "samples": plan.graph.sample_count,
         "makespan_s": makespan_s,
+        "bucketed_s": bucketed_s(plan.strategy, plan.machine, plan.cost_model),
         "undrained_step_s": steady_step_s(plan.strategy, simulated.tasks),
         "samples_per_s": _samples_per_s(found),
         "tasks": dict(Counter(task.kind.value for task in simulated.tasks.tasks)),
@@ -247,6 +256,13 @@ def _print(found: _Found) -> None:
     samples_per_s = _samples_per_s(found)
     samples = f", {rate(samples_per_s)} ({plan.graph.sample_count} a step)" if samples_per_s else ""
     screen.print(Text(f"{SECONDS.short_text(simulated.timeline.makespan_s)} per iteration{samples}"))
+    in_buckets_s = bucketed_s(plan.strategy, plan.machine, plan.cost_model)
+    screen.print(
+        Text(
+            f"{SECONDS.short_text(in_buckets_s)} with small gradients summed together, as `soapstone train`"
+            " does"
+        )
+    )
     undrained_s = steady_step_s(plan.strategy, simulated.tasks)
     if undrained_s is not None:
         screen.print(

@@ -90,9 +90,9 @@ class Plan:
         count, makespan_s = self.graph.sample_count, self.prediction.makespan_s
         return count / makespan_s if count and makespan_s else None
 
-    def simulated(self) -> Simulation:
+    def simulated(self, *, in_buckets: bool = False) -> Simulation:
         """The plan simulated again."""
-        return simulation(self.strategy, self.machine, self.cost_model, self.optimizer)
+        return simulation(self.strategy, self.machine, self.cost_model, self.optimizer, in_buckets=in_buckets)
 
 
 def planned(
@@ -120,11 +120,18 @@ def predicted(
 
 
 def simulation(
-    strategy: Strategy, machine: Machine, costs: str | Costs = "analytic", optimizer: str = "momentum"
+    strategy: Strategy,
+    machine: Machine,
+    costs: str | Costs = "analytic",
+    optimizer: str = "momentum",
+    *,
+    in_buckets: bool = False,
 ) -> Simulation:
-    """The simulation of a strategy on a machine."""
+    """The simulation of a strategy on a machine; in buckets, its small gradients are summed together, as the
+    runtime does it, which predictions leave out."""
     states = _states(optimizer)
-    tasks = task_graph(strategy, machine, costs_named(costs) if isinstance(costs, str) else costs)
+    known = costs_named(costs) if isinstance(costs, str) else costs
+    tasks = task_graph(strategy, machine, known, in_buckets=in_buckets)
     timeline = simulate(tasks)
     memory = peak_memory(tasks, timeline, len(machine.devices), states)
     return Simulation(tasks, timeline, memory)

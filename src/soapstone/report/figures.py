@@ -20,10 +20,12 @@ ALIKE = 0.005
 
 @dataclass(frozen=True)
 class Figures:
-    """What one iteration takes. `busy_s` is how long each device computes; `gradient_bytes` is the part
-    of the moved bytes that sums gradients of weights."""
+    """What one iteration takes. `bucketed_s` is its time with small gradients summed together; `busy_s` is
+    how long each device computes; `gradient_bytes` is the part of the moved bytes that sums gradients of
+    weights."""
 
     makespan_s: float
+    bucketed_s: float
     moved_bytes: int
     gradient_bytes: int
     busy_s: tuple[float, ...]
@@ -61,7 +63,7 @@ class Figures:
 
 def figures(found: Outcome) -> Figures:
     """The figures of what the native core foretells."""
-    return Figures(found.makespan_s, found.moved_bytes, found.gradient_bytes, found.busy_s)
+    return Figures(found.makespan_s, found.bucketed_s, found.moved_bytes, found.gradient_bytes, found.busy_s)
 
 
 def reasons(own: Figures, other: Figures) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """The task graph as the runtime runs it: gradients that are added up together are one all-reduce.
 
 The task graph has an all-reduce for each piece of a weight; the runtime puts those of the same ranks into
-buckets (`tasks.buckets`). A bucket moves the bytes of all its members with the latency of one, when the last of
-them is ready, and every update waits for its bucket. All weights are updated in one go at the end, so
+buckets (`tasks.buckets`). A bucket moves the bytes of all its members with the latency of one, when the
+last of them is ready, and every update waits for its bucket. All weights are updated in one go at the end, so
 gradients live until then, beside the bucket they were copied into. Sums of the loss that nobody has to wait
 for (`deferring`) take no time. A device takes its tasks in the order of all ranks (`order`), also where
 another could start earlier. All else is the same.

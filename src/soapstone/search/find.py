@@ -2,13 +2,16 @@
 
 find      the search itself: one entry of `SEARCHES` for each way to search
 settled   the plan: what was found, with its exact prediction; where that does not fit in memory, the
-          fastest that does of the baselines and of what a second search finds, which is told to take less
+          fastest that does of the baselines and of what a second search finds, which is told to take less;
+          where gradients in buckets, which no search has, make data parallelism or an expert's strategy
+          faster than it, that
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from fractions import Fraction
 from functools import partial
 from types import MappingProxyType
@@ -27,6 +30,7 @@ from soapstone.search.pipelines import Wanted, pipeline_search
 from soapstone.search.proofs import Prove, exact_report, ranges_report
 from soapstone.search.report import SearchReport, ShowSearch, StopReason
 from soapstone.search.unity import Setting, joined, unity
+from soapstone.sim.outcome import bucketed_s
 from soapstone.strategy.blocks import blocks
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import native_tasks
@@ -64,6 +68,9 @@ SETTLING_S_PER_SHARD, MOST_SETTLING = 3.5e-4, 0.4
 """[measured] What settling takes for each block and device: on 192 devices Inception-v3 has 24,200 of these
 and BERT-Large 53,000, and the bound, the exact prediction and the figures of it and of the rivals take 7 and
 19 s of CPU time; and [choice] the largest part of the seconds that is kept back for it."""
+
+LEAST_GAIN = 0.001
+"""[choice] By what part a baseline must be faster in buckets to be taken instead of what was found."""
 
 LONGEST_S = 365 * 24 * 3600
 """[choice] The longest budget: a year."""
@@ -251,22 +258,35 @@ def search_named(name: str) -> Search:
     return SEARCHES[name]
 
 
+class WhyInstead(StrEnum):
+    """Why something else takes the place of what a search has found."""
+
+    MEMORY = "memory"
+    BUCKETS = "buckets"
+
+
 @dataclass(frozen=True)
 class Settled:
-    """A plan. `instead` names what took the place of what the search had found, because that does not fit in
-    memory: a baseline, or `SPARING`."""
+    """A plan. `instead` names what took the place of what the search had found, a baseline or `SPARING`, and
+    `why` says why."""
 
     plan: Plan
     instead: str | None = None
+    why: WhyInstead | None = None
 
 
 def settled(
     report: SearchReport, machine: Machine, costs: AnalyticCosts, model: str, options: Options
 ) -> Settled:
-    """The plan that a search leads to. One that does not fit is never preferred to one that does."""
+    """The plan that a search leads to. One that does not fit is never preferred to one that does; what is
+    proved to be the optimum of the searches' task graph is kept."""
     prediction = predicted(report.strategy, machine, costs, options.optimizer)
     fits = prediction.fits(machine)
-    chosen, instead = report.strategy, None
+    chosen, instead, why = report.strategy, None, None
+    if fits and not report.is_optimal:
+        faster = _faster_in_buckets(report.strategy, machine, costs, options)
+        if faster is not None:
+            (instead, chosen, prediction), why = faster, WhyInstead.BUCKETS
     if not fits:
         others = _resorts(report.strategy.graph, machine, costs, options.seed)
         spared = _spared(report, prediction, machine, costs, options)
@@ -276,15 +296,38 @@ def settled(
             other = predicted(strategy, machine, costs, options.optimizer)
             if other.fits(machine):
                 prediction, chosen, instead, fits = other, strategy, name, True
+                why = WhyInstead.MEMORY
                 break
     taken = replace(report, strategy=chosen, makespan_s=prediction.makespan_s, fits=fits)
     if chosen.pipeline is not None:
         taken = replace(taken, lower_bound_s=None)
-    document = {**taken.document(), "instead": instead}
+    document = {**taken.document(), "instead": instead, "why_instead": why}
     plan = planned(
         chosen, machine, prediction, costs, model=model, optimizer=options.optimizer, search=document
     )
-    return Settled(plan, instead)
+    return Settled(plan, instead, why)
+
+
+def _faster_in_buckets(
+    found: Strategy, machine: Machine, costs: AnalyticCosts, options: Options
+) -> tuple[str, Strategy, Prediction] | None:
+    """The fastest of data parallelism and the experts' strategies, with gradients in buckets, if it is faster
+    so than what was found, and fits in memory."""
+    names = {each.name for each in applicable(found.graph, machine)}
+    rivals = {
+        name: baseline(name, found.graph, machine, costs, options.seed)
+        for name in ("data_parallel", *EXPERTS)
+        if name in names
+    }
+    seconds = {name: bucketed_s(strategy, machine, costs) for name, strategy in rivals.items()}
+    own_s = bucketed_s(found, machine, costs)
+    for name in sorted(seconds, key=lambda name: seconds[name]):
+        if seconds[name] >= own_s * (1 - LEAST_GAIN):
+            return None
+        prediction = predicted(rivals[name], machine, costs, options.optimizer)
+        if prediction.fits(machine):
+            return name, rivals[name], prediction
+    return None
 
 
 def _spared(

@@ -29,10 +29,13 @@ KINDS = tuple(BufferKind)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one iteration takes. `busy_s` is how long each device computes; `gradient_bytes` is the part of
+    """What one iteration takes. `bucketed_s` is its time with the gradients of each shelf summed together, as
+    the runtime does it (`tasks.buckets`); the makespan has a sum for each weight, as the searches have it,
+    with the latencies of all. `busy_s` is how long each device computes; `gradient_bytes` is the part of
     the moved bytes that sums gradients of weights; `memory` is empty where nobody asked for it."""
 
     makespan_s: float
+    bucketed_s: float
     moved_bytes: int
     gradient_bytes: int
     busy_s: tuple[float, ...]
@@ -40,8 +43,7 @@ class Outcome:
 
 
 def bucketed_s(strategy: Strategy, machine: Machine, costs: AnalyticCosts) -> float:
-    """The makespan with the gradients of each shelf summed together, as the runtime does it
-    (`tasks.buckets`). Searches have a sum for each weight, whose latencies this leaves out."""
+    """What `Outcome.bucketed_s` is, by itself."""
     return _planned(strategy, machine, costs)[1].bucketed_s()
 
 
@@ -53,7 +55,7 @@ def outcome(
     problem, planned = _planned(strategy, machine, costs)
     if states_per_weight is None:
         makespan_s, moved, gradients, busy_s, _ = planned.foretold([], [], 0)
-        return Outcome(makespan_s, moved, gradients, tuple(busy_s))
+        return Outcome(makespan_s, planned.bucketed_s(), moved, gradients, tuple(busy_s))
     placed = [placed_block(strategy, number) for number in range(len(strategy.blocks))]
     ledger = Ledger(strategy.graph)
     held = [_held(problem, ledger, each) for each in placed]
@@ -61,7 +63,7 @@ def outcome(
     found = planned.foretold(held, inputs, states_per_weight)
     makespan_s, moved, gradients, busy_s, peaks = found
     memory = tuple(_memory(*peak, states_per_weight) for peak in peaks)
-    return Outcome(makespan_s, moved, gradients, tuple(busy_s), memory)
+    return Outcome(makespan_s, planned.bucketed_s(), moved, gradients, tuple(busy_s), memory)
 
 
 def _planned(

@@ -27,7 +27,7 @@ def shelves(graph: Graph) -> dict[str, int]:
             if graph.value(name).role is Role.WEIGHT and name in graph.differentiable:
                 first_read.setdefault(name, place)
     # A gradient is whole when the first node that reads the weight has been taken back.
-    backward = sorted(reversed(first_read), key=lambda name: -first_read[name])
+    backward = sorted(first_read, key=lambda name: -first_read[name])
     found: dict[str, int] = {}
     count = 0
     for dtype in dict.fromkeys(graph.value(name).dtype for name in backward):

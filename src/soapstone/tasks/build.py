@@ -51,9 +51,7 @@ class Costs(Protocol):
         """Updating this much of a weight."""
 
 
-def task_graph(
-    strategy: Strategy, machine: Machine, costs: Costs, *, in_buckets: bool = False
-) -> TaskGraph:
+def task_graph(strategy: Strategy, machine: Machine, costs: Costs, *, in_buckets: bool = False) -> TaskGraph:
     """The task graph of one training iteration: an all-reduce for the gradient of each piece of a weight, or
     for each bucket of them, as the runtime has it."""
     return _Builder(strategy.checked(machine), machine, costs, in_buckets).built()
@@ -474,9 +472,7 @@ class _Builder:
         for summed in bucket:
             self._between(keys, summed.found.moves[0], summed.ends)
             found = summed.found
-            self.ledger.exchanged(
-                found, found.sources, found.sinks, summed.item_bytes, [keys], summed.ends
-            )
+            self.ledger.exchanged(found, found.sources, found.sinks, summed.item_bytes, [keys], summed.ends)
 
     def _move(self, base: Key, move: Move, size_bytes: int, what: str) -> list[Key]:
         if move.pattern is Pattern.TRANSFER:
