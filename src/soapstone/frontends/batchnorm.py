@@ -44,7 +44,7 @@ def local_attrs(op_name: str, node: FxNode, module: nn.Module) -> dict[str, Attr
 def about_local(graph: Graph) -> Iterator[str]:
     """What a user who chose local statistics should know."""
     norms = [node for node in graph.nodes if node.op.statistics is not None]
-    kept = [node for node in norms if node.op.complete(node.attrs)["sync"]]
+    kept = [node for node in norms if node.op.joins_statistics(node.attrs)]
     if not norms:
         yield f"the model has no batch norm that trains, so --batch-norm {LOCAL} has nothing to apply to"
     elif kept:
