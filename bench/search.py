@@ -310,7 +310,7 @@ def figure7(section: Section) -> Iterator[Row]:
 
 
 def figure9(section: Section) -> Iterator[Row]:
-    """ColocRL on 4 K80, OptCNN on 16 P100."""
+    """ColocRL on 4 K80, of the models that its authors placed; OptCNN on 16 P100."""
     placed = [model for model in section.models if model.startswith(("inception_v3", "nmt"))]
     on_k80 = [Request(model, k80(4), section.seconds) for model in placed]
     on_p100 = [Request(model, p100(16), section.seconds) for model in section.models]
