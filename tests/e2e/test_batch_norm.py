@@ -44,16 +44,41 @@ def syncs(graph: Graph) -> list[bool]:
     return [node.op.joins_statistics(node.attrs) for node in graph.nodes if node.op_name == "batch_norm"]
 
 
-def test_local_statistics_train_as_ddp_does(ranks: Ranks, soapstone: Soapstone, tmp_path: Path) -> None:
-    """Losses, weights and rank 0's buffers; by a plan file, and by a plan that ranks make themselves."""
-    path = tmp_path / "plan.json"
-    written = soapstone("simulate", "--model", NET, "--machine=cpu:1x2", "--batch-norm=local", "-o", path)
-    assert (written.code, written.err) == (0, "")
+@pytest.fixture(scope="module")
+def ddp(ranks: Ranks) -> tuple[list[float], Tensors]:
+    """What DDP trains, which is not what one process does."""
     theirs = first(ranks.run(ddpcases.under_ddp, 2))
-    assert_same(first(ranks.run(ddpcases.under_saved_plan, 2, str(path))), theirs)
-    assert_same(first(ranks.run(ddpcases.under_own_plan, 2, "net", "local")), theirs)
     whole = trained_plainly(ddpcases.net()[0], ddpcases.batches(), SGD)
     assert abs(whole[0][-1] - theirs[0][-1]) > 1e-3
+    return theirs
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("simulate", "--model", NET),
+        ("plan", NET, "--stages=2", "--micro-batches=2", "--proposals=1"),
+    ],
+    ids=["data-parallel", "pipeline"],
+)
+def test_a_plan_file_with_local_statistics_trains_as_ddp_does(
+    asked: tuple[str, ...],
+    ranks: Ranks,
+    ddp: tuple[list[float], Tensors],
+    soapstone: Soapstone,
+    tmp_path: Path,
+) -> None:
+    """Losses, weights and rank 0's buffers; two micro-batches have the statistics of two ranks."""
+    path = tmp_path / "plan.json"
+    written = soapstone(*asked, "--machine=cpu:1x2", "--batch-norm=local", "-o", path)
+    assert (written.code, written.err) == (0, "")
+    assert_same(first(ranks.run(ddpcases.under_saved_plan, 2, str(path))), ddp)
+
+
+def test_ranks_that_plan_for_local_statistics_train_as_ddp_does(
+    ranks: Ranks, ddp: tuple[list[float], Tensors]
+) -> None:
+    assert_same(first(ranks.run(ddpcases.under_own_plan, 2, "net", "local")), ddp)
 
 
 def test_sync_batch_norm_keeps_the_whole_batch_in_a_rank(ranks: Ranks) -> None:
