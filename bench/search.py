@@ -15,7 +15,8 @@ Sections (all, unless some are named):
     blind    the same without a start from any known strategy: from a random one
 
 Every search runs in a process of its own, on one thread, and its seconds are those that it computes: other
-processes of the machine disturb them less. `--jobs` searches run at once.
+processes of the machine disturb them less. `--jobs` searches run at once. The paper's batch norms take the
+statistics of each GPU's own samples: `--batch-norm local` is the same problem.
 
     python bench/search.py
     python bench/search.py table5 --models alexnet --devices 4 16 --starts 10
@@ -72,6 +73,13 @@ def captured(model: str, devices: int) -> Graph:
     from soapstone.frontends.source import load
 
     return load(model, devices=devices).captured().graph
+
+
+def with_batch_norm(models: Sequence[str], batch_norm: str | None) -> list[str]:
+    """The models with this option in their names, which rows and other processes then know."""
+    from soapstone.frontends.source import with_options
+
+    return [with_options(model, batch_norm=batch_norm) for model in models]
 
 
 @dataclass(frozen=True)
@@ -263,7 +271,7 @@ def table5(section: Section) -> Iterator[Row]:
     waiting = []
     for model in section.models:
         for devices in section.devices:
-            paper_s = PAPER_DELTA_S[model][DEVICES.index(devices)]
+            paper_s = PAPER_DELTA_S[model.partition(":")[0]][DEVICES.index(devices)]
             request = Request(model, p100(devices), max(1.0, paper_s * section.cut))
             starts = [replace(request, seed=seed) for seed in range(section.starts)]
             ours = [section.pool.submit(stopped, start, "engine", True, section.reading) for start in starts]
@@ -302,8 +310,9 @@ def figure7(section: Section) -> Iterator[Row]:
 
 
 def figure9(section: Section) -> Iterator[Row]:
-    """ColocRL on 4 K80, OptCNN on 16 P100."""
-    on_k80 = [Request(model, k80(4), section.seconds) for model in ("inception_v3", "nmt")]
+    """ColocRL on 4 K80, of the models that its authors placed; OptCNN on 16 P100."""
+    placed = [model for model in section.models if model.startswith(("inception_v3", "nmt"))]
+    on_k80 = [Request(model, k80(4), section.seconds) for model in placed]
     on_p100 = [Request(model, p100(16), section.seconds) for model in section.models]
     yield from section.rows(partial(against, name="colocrl"), on_k80)
     yield from section.rows(partial(against, name="optcnn"), on_p100)
@@ -388,13 +397,15 @@ def main() -> None:
     parser.add_argument("--no-full", action="store_true", help="table5 without full simulations")
     parser.add_argument("--cut", type=float, default=1 / ASKED, help="part of the paper's time for table5")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--batch-norm", choices=("whole", "local"), help="whose statistics (default: whole)")
     parser.add_argument("--json", type=Path, help="write all rows here")
     given = parser.parse_args()
+    models = with_batch_norm(given.models, given.batch_norm)
     found: dict[str, list[Row]] = {}
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
         section = Section(
             pool,
-            given.models,
+            models,
             given.devices,
             given.seconds,
             given.starts,

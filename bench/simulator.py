@@ -14,10 +14,12 @@ Sections (all, unless some are named):
              exponent of a fitted power of the number of devices.
 
 Rates are per second of CPU time: other processes of the machine disturb them less. The temperature is one
-200th of the average block's share of the data-parallel makespan.
+200th of the average block's share of the data-parallel makespan. FlexFlow's batch norms take statistics of
+each GPU's own samples: `--batch-norm local` is the same problem.
 
     python bench/simulator.py
     python bench/simulator.py rates --models alexnet --devices 4 16 --seconds 5
+    python bench/simulator.py rates --models inception_v3 --batch-norm local
     python bench/simulator.py growth --models alexnet lenet --json growth.json
 """
 
@@ -36,6 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soapstone.cost.analytic import AnalyticCosts
+from soapstone.frontends.batchnorm import LOCAL, WHOLE
 from soapstone.frontends.source import load
 from soapstone.frontends.zoo import ZOO
 from soapstone.graph import Graph
@@ -273,7 +276,7 @@ def growth(arguments: argparse.Namespace) -> list[dict[str, object]]:
     print("| model | devices | tasks | full, us | ours, us |")
     print("|---|---|---|---|---|")
     for model in arguments.models or sorted(ZOO):
-        graph = load(model, devices=max(GROWTH)).captured().graph
+        graph = captured(arguments, model, max(GROWTH))
         series: list[tuple[int, int, float, float]] = []
         for devices in arguments.devices or GROWTH:
             problem = Problem.of(graph, model, devices)
@@ -313,12 +316,16 @@ def exponent(points: Sequence[tuple[float, float]]) -> float:
 
 def problems(arguments: argparse.Namespace) -> Sequence[Problem]:
     """The models asked for, each on all numbers of devices."""
-    found = []
-    for model in arguments.models or MODELS:
-        for devices in arguments.devices or DEVICES:
-            graph = load(model, devices=devices).captured().graph
-            found.append(Problem.of(graph, model, devices))
-    return found
+    return [
+        Problem.of(captured(arguments, model, devices), model, devices)
+        for model in arguments.models or MODELS
+        for devices in arguments.devices or DEVICES
+    ]
+
+
+def captured(arguments: argparse.Namespace, model: str, devices: int) -> Graph:
+    """The zoo's model with as many samples as suit the devices, and the statistics asked for."""
+    return load(model, devices=devices, batch_norm=arguments.batch_norm).captured().graph
 
 
 SECTIONS = {"rates": rates, "delta": delta, "threads": threads, "memory": memory, "growth": growth}
@@ -334,15 +341,16 @@ def main() -> None:
     parser.add_argument("--devices", nargs="+", type=int)
     parser.add_argument("--seconds", type=float, default=5.0, help="CPU seconds for each figure")
     parser.add_argument("--proposals", type=int, default=1000, help="of the section memory")
+    parser.add_argument("--batch-norm", default=WHOLE, choices=(WHOLE, LOCAL), help="whose statistics")
     parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    results = {}
+    results: dict[str, object] = {"batch_norm": arguments.batch_norm}
     for name in arguments.sections or SECTIONS:
         if name not in SECTIONS:
             parser.error(f"there is no section '{name}' (of {', '.join(SECTIONS)})")
         if not arguments.inside:
-            print(f"\n== {name}")
+            print(f"\n== {name}, batch norm {arguments.batch_norm}")
         results[name] = SECTIONS[name](arguments)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1))

@@ -12,6 +12,8 @@ Sections (all, unless one is named):
     real        two layers on two processes of this computer: the plans of the joint search and of
                 taso_then_flexflow, run in turns
 
+The paper's batch norms take statistics of each GPU's own samples: `--batch-norm local` is the same problem.
+
     python bench/unity.py
     python bench/unity.py dnns --machine summit:32x6 --models dlrm mlp --budget 60
 """
@@ -30,7 +32,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from soapstone.cost.analytic import AnalyticCosts
-from soapstone.frontends.source import load
+from soapstone.frontends.batchnorm import LOCAL, WHOLE
+from soapstone.frontends.source import load, with_options
 from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import Machine, resolve
 from soapstone.ops import Kind
@@ -133,7 +136,9 @@ def dnns(models: list[str], machine: Machine, budget_s: float) -> None:
         best = min(others, key=lambda key: others[key])
         fits = "" if found.fits else " (too large)"
         times = f"{found.makespan_s * 1e3:.3f}{fits} | {took_s:.0f} | {others[best] * 1e3:.3f} | {best}"
-        ratios = f"{others[best] / found.makespan_s:.2f} | {PAPER[name]} | {len(found.rewrites)}"
+        ratios = (
+            f"{others[best] / found.makespan_s:.2f} | {PAPER[name.partition(':')[0]]} | {len(found.rewrites)}"
+        )
         print(f"| {name} | {len(graph.nodes)} | {times} | {ratios} |", flush=True)
 
 
@@ -264,7 +269,9 @@ def main() -> None:
     parser.add_argument("--machine", default="summit:32x6")
     parser.add_argument("--budget", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch-norm", choices=(WHOLE, LOCAL), help=f"whose statistics (default: {WHOLE})")
     given = parser.parse_args()
+    given.models = [with_options(model, batch_norm=given.batch_norm) for model in given.models]
     machine = resolve(given.machine)
     for section in (given.section,) if given.section else sections:
         print(f"\n{section}\n")

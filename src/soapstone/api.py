@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from soapstone.cost.choice import costs_for
 from soapstone.errors import SearchError, TrainingError
+from soapstone.frontends.batchnorm import WHOLE
 from soapstone.frontends.capture import capture
 from soapstone.frontends.losses import INNER, Loss, WithLoss, with_loss
 from soapstone.graph import Graph, Role
@@ -50,20 +51,22 @@ def plan(  # noqa: PLR0913, one parameter for each thing a user may decide
     slack: float = 0.0,
     stages: int | None = None,
     micro_batches: int | None = None,
+    batch_norm: str = WHOLE,
 ) -> Plan:
     """The best way that a search finds to train the model on a machine.
 
     The model returns its loss, or `loss` is added to it, as `soapstone plan --loss` would; the example inputs
     are those of one step, all samples of it. `machine` is what `--machine` takes. `budget` is seconds or a
     text such as "5m", 30 s if nothing is said; with `proposals`, the plan depends on the seed alone, so that
-    every rank of a run finds the same. With `stages` or `micro_batches` it is a pipeline of so many. Ctrl-C
-    ends the search with the best plan so far.
+    every rank of a run finds the same. With `stages` or `micro_batches` it is a pipeline of so many. With
+    `batch_norm="local"` batch norms take each shard's own statistics, as DDP does. Ctrl-C ends the search
+    with the best plan so far.
     """
     found = machine if isinstance(machine, Machine) else resolve(machine)
     name = type(model).__name__
     wrapped, inputs = with_loss(model, tuple(example_inputs), loss, name)
     names = wrapped.input_names(len(inputs))
-    graph = capture(wrapped, inputs, name, prefix=INNER, input_names=names).graph
+    graph = capture(wrapped, inputs, name, prefix=INNER, input_names=names, batch_norm=batch_norm).graph
     if budget is None and proposals is None:
         budget = DEFAULT_BUDGET
     try:

@@ -74,6 +74,11 @@ def test_a_plan_remembers_the_length_of_its_sequences(tmp_path: Path) -> None:
         ("hf:c", {"loss": "mse", "length": 3}, "hf:c:length=3,loss=mse"),
         ("hf:c:length=3", {"loss": "mse"}, "hf:c:length=3,loss=mse"),
         ("hf:c", {}, "hf:c"),
+        ("unet", {"batch_norm": "local"}, "unet:batch_norm=local"),
+        ("unet:width=8", {"batch_norm": "whole", "tiny": True}, "unet:width=8,batch_norm=whole,tiny"),
+        ("a.py:f:loss=mse", {"batch_norm": "local"}, "a.py:f:loss=mse,batch_norm=local"),
+        ("a.py:f:batch_norm=local", {"loss": "mse"}, "a.py:f:batch_norm=local,loss=mse"),
+        ("hf:c", {"batch_norm": "local", "length": 3}, "hf:c:length=3,batch_norm=local"),
     ],
 )
 def test_options_become_part_of_the_models_name(model: str, options: dict[str, object], text: str) -> None:
@@ -87,6 +92,7 @@ def test_options_become_part_of_the_models_name(model: str, options: dict[str, o
         ("lenet", {"length": 3}, "--length is for Hugging Face models"),
         ("a.py:f", {"tiny": True}, "--tiny is for models of the zoo"),
         ("a.py:f:loss=mse,length=3", {"loss": "l1"}, "has no option 'length'"),
+        ("a.py:f", {"batch_norm": "global"}, "batch_norm is whole .* or local .*, not 'global'"),
     ],
 )
 def test_options_of_another_sort_of_model_are_refused(

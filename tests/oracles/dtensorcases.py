@@ -8,6 +8,8 @@ from types import ModuleType
 import torch
 from torch import nn
 
+from oracles import ddpcases
+
 LR = 0.5
 
 
@@ -71,17 +73,19 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
     "dense": dense,
     "words": words,
     "llama": llama,
+    "normed": ddpcases.net,
 }
 
 
-def alone(model_name: str, steps: int) -> list[float]:
-    """The losses of one process."""
+def alone(model_name: str, steps: int, parts: int = 1) -> list[float]:
+    """The losses of one process; of a batch in several parts, their mean."""
     model, inputs = MODELS[model_name]()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = model(*inputs)
+        pieces = zip(*(x.chunk(parts) for x in inputs), strict=True)
+        loss = torch.stack([model(*piece) for piece in pieces]).mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

@@ -12,6 +12,7 @@ from oracles.interpreter import at_random, interpreted, tensors_of
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from soapstone.errors import OpError
 from soapstone.frontends.capture import capture
 from soapstone.ops import Call, Op, Shard, claimants, lookup
 
@@ -309,6 +310,13 @@ def test_batch_norm_without_sync_is_every_shards_own() -> None:
     parts = split_batch_norm(x, 2, sync=False)
     for part, own in zip(parts, x.chunk(2), strict=True):
         torch.testing.assert_close(part[0], torch.nn.functional.batch_norm(own, None, None, training=True))
+
+
+def test_batch_norm_of_one_value_per_channel_is_refused() -> None:
+    """torch's own operator would give a running variance of nan."""
+    with pytest.raises(OpError, match="one value per channel"):
+        split_batch_norm(real(2, 3).float(), 2, sync=False)
+    assert len(split_batch_norm(real(2, 3).float(), 2)) == 2
 
 
 class Layers(nn.Module):

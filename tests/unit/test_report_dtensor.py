@@ -132,6 +132,17 @@ def _count(shape: list[int]) -> int:
     return product
 
 
+def test_local_statistics_of_a_batch_norm_are_those_of_plain_modules(ranks: Ranks) -> None:
+    """Statistics of the whole batch have no layout; each shard's own need none."""
+    machine, (module, inputs) = preset("cpu:1x2"), MODELS["normed"]()
+    with pytest.raises(PlanError, match="joins statistics of all samples"):
+        script_of(strategy_of("normed", 2, {}), 2)
+    graph = capture(module, list(inputs), "normed", batch_norm="local").graph
+    text = script_of(data_parallel(graph, machine), 2)
+    for losses, _ in ranks.run(under_script, 2, "normed", text, STEPS, False):
+        assert losses == pytest.approx(alone("normed", STEPS, parts=2), rel=1e-9)
+
+
 def test_megatron_of_a_llama_trains_to_the_losses_of_one_process(ranks: Ranks) -> None:
     text = script_of(Groups(graph_of("llama"), 4, 2).strategy, 4)
     assert "q_proj': ColwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1), use_local" in text

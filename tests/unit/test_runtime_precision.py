@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -18,7 +17,6 @@ from oracles.training import Recipe, assert_same, named_tensors, trained_by_rank
 from torch import Tensor, nn
 
 from soapstone.frontends.capture import Captured, capture
-from soapstone.graph import Graph
 from soapstone.machine import preset
 from soapstone.search.baselines import data_parallel
 from soapstone.strategy.space import random_strategy
@@ -77,23 +75,12 @@ def test_autocast_regions_run_in_half_precision_as_captured(seed: int, ranks: Ra
     assert_same(ours, trained_plainly(module, batches, SGD), rtol=2**-5, atol=2**-6)
 
 
-def with_local_statistics(graph: Graph) -> Graph:
-    """The graph with batch norm over each shard's own samples."""
-    nodes = tuple(
-        replace(node, attrs={**node.attrs, "sync": False}) if node.op.statistics is not None else node
-        for node in graph.nodes
-    )
-    return replace(graph, nodes=nodes)
-
-
 def test_local_statistics_are_those_of_ddp(ranks: Ranks, tmp_path: Path) -> None:
     """Each rank normalises by its own samples; gradients are averaged; rank 0's buffers are kept."""
-    module, batches, captured = net(torch.float64)
-    graph = with_local_statistics(captured.graph)
-    strategy = data_parallel(graph, preset("cpu:1x3"))
-    ours = trained_by_ranks(
-        ranks, strategy, 3, replace(captured, graph=graph), module, batches, SGD, tmp_path
-    )
+    module, batches, _ = net(torch.float64)
+    captured = capture(module, batches[0], "net", batch_norm="local")
+    strategy = data_parallel(captured.graph, preset("cpu:1x3"))
+    ours = trained_by_ranks(ranks, strategy, 3, captured, module, batches, SGD, tmp_path)
     model = deepcopy(module).train()
     optimizer = SGD.optimizer_of(model.parameters())
     losses = []

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from soapstone.cli.output import check_place, console, scaled
-from soapstone.cli.problem import JsonOption, ModelArgument, Variant, captured_of
+from soapstone.cli.problem import JsonOption, ModelArgument, Variant, captured_of, tell
 from soapstone.cli.spread import spread
 from soapstone.graph import printed, to_document
 from soapstone.plans import write_text
@@ -60,8 +60,7 @@ def graph(
     if output is not None:
         check_place(output)
     captured = captured_of(model, variant)
-    for note in captured.notes:
-        print(f"soapstone: note: {note}", file=sys.stderr)
+    tell(captured.notes)
     if summary:
         _print_summary(captured)
         return

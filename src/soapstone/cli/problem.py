@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -49,17 +50,31 @@ class Variant:
             help="Add a loss to the output: cross_entropy, nll, mse, l1, smooth_l1 or bce_with_logits.",
         ),
     ] = None
+    batch_norm: Annotated[
+        str | None,
+        typer.Option(
+            "--batch-norm",
+            help="whole (default): statistics of the whole batch; local: of each shard's own, as DDP does.",
+        ),
+    ] = None
 
     def named(self, model: str) -> str:
         """MODEL with all but the batch in it, so that a plan's model can be captured again."""
         from soapstone.frontends.source import with_options
 
-        return with_options(model, tiny=self.tiny, length=self.length, loss=self.loss)
+        return with_options(
+            model, tiny=self.tiny, length=self.length, loss=self.loss, batch_norm=self.batch_norm
+        )
 
     @property
     def given(self) -> list[str]:
         """The options again, for another process."""
-        said = {"--batch": self.batch, "--length": self.length, "--loss": self.loss}
+        said = {
+            "--batch": self.batch,
+            "--length": self.length,
+            "--loss": self.loss,
+            "--batch-norm": self.batch_norm,
+        }
         options = [f"{option}={value}" for option, value in said.items() if value is not None]
         return [*options, *(["--tiny"] if self.tiny else [])]
 
@@ -79,10 +94,15 @@ def problem(model: str, machine: str, variant: Variant, costs: str = "auto") -> 
     """The problem; what is to be said about the capture goes to standard error."""
     found = resolve(machine)
     captured = captured_of(model, variant, len(found.devices))
-    for note in captured.notes:
-        print(f"soapstone: note: {note}", file=sys.stderr)
+    tell(captured.notes)
     named = variant.named(model)
     return Problem(captured.graph, found, named, costs_for(found, costs, graph=captured.graph))
+
+
+def tell(notes: Iterable[str]) -> None:
+    """Say on standard error what a user should know."""
+    for note in notes:
+        print(f"soapstone: note: {note}", file=sys.stderr)
 
 
 def captured_of(model: str, variant: Variant, devices: int = 1) -> Captured:

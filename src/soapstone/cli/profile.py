@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from soapstone.cli.output import console, print_json, progress
-from soapstone.cli.problem import MODEL_HELP, JsonOption, Variant
+from soapstone.cli.problem import MODEL_HELP, JsonOption, Variant, tell
 from soapstone.cli.ranks import GpuSlices, as_rank, check_not_a_rank, run_ranks
 from soapstone.cli.spread import spread
 from soapstone.cost.cache import Cache
@@ -174,7 +174,7 @@ def _measured(request: _Request, cache: Cache, wire: Wire) -> _Report:
     parts = _parts(request.degrees, len(machine.devices) if machine else None)
     threads = threads_of_a_rank(machine) if machine else max(1, usable_cores() // max(parts))
     device = device_at_hand(request.device, request.kind, threads, request.ranks)
-    todo = _candidates(request, parts)
+    todo = _candidates(request, parts, wire)
     known = cache.profile(device.kind, device.software)
     seen = set() if request.anew else {(k, m.shape) for k, times in known.times.items() for m in times}
     missing = [c for c in todo if any(_name(work) not in seen for work in c.works)]
@@ -246,16 +246,18 @@ def _parts(degrees: str | None, device_count: int | None) -> list[int]:
     return found
 
 
-def _candidates(request: _Request, parts: Sequence[int]) -> list[Candidate]:
+def _candidates(request: _Request, parts: Sequence[int], wire: Wire) -> list[Candidate]:
     from soapstone.frontends.source import load
 
     found: dict[Any, Candidate] = {}
     for model in request.models:
         with progress(f"capturing {model}"):
             source = load(request.variant.named(model), batch=request.variant.batch, devices=max(parts))
-            graph = source.captured().graph
+            captured = source.captured()
+        if wire.rank == 0:
+            tell(captured.notes)
         with progress(f"listing the shards of {model}"):
-            for candidate in candidates(graph, parts):
+            for candidate in candidates(captured.graph, parts):
                 found.setdefault(tuple(map(_name, candidate.works)), candidate)
     return list(found.values())
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from soapstone.cli.output import console, print_json, progress
-from soapstone.cli.problem import JsonOption, ModelArgument, Variant
+from soapstone.cli.problem import JsonOption, ModelArgument, Variant, tell
 from soapstone.cli.profile import seconds
 from soapstone.cli.ranks import GpuSlices, as_rank, check_not_a_rank, run_ranks
 from soapstone.cli.spread import spread
@@ -129,6 +129,8 @@ def validate(  # noqa: PLR0913, a command has a parameter for each option
         return
     with as_rank(device, timeout) as wire:
         outcome = _validated(request, found, wire)
+    if wire.rank == 0:
+        tell(outcome.notes)
     if wire.rank == 0 and as_json:
         print_json(_document(request, found, outcome))
     elif wire.rank == 0:

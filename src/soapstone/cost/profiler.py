@@ -243,9 +243,7 @@ class _Runs:
             for i, o in enumerate(node.operands)
         ]
         shared = [dim for dim in signature.shared if dim in box and box[dim] != signature.points[dim]]
-        self.statistics = (
-            self.op.statistics if shared and self.op.complete(self.attrs).get("sync", True) else None
-        )
+        self.statistics = self.op.statistics if shared and self.op.joins_statistics(self.attrs) else None
 
     def _operand(self, dtype: str, region: Any, below: int) -> Any:
         torch = self.torch

@@ -28,6 +28,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node as FxNode
 
 from soapstone.errors import CaptureError, OpError
+from soapstone.frontends.batchnorm import LOCAL, WHOLE, about_local, checked, local_attrs
 from soapstone.frontends.dtypes import SHORT, short
 from soapstone.frontends.expansions import EXPANSIONS
 from soapstone.frontends.fxnodes import (
@@ -89,6 +90,7 @@ def capture(
     prefix: str = "",
     input_names: Sequence[str] = (),
     train: bool = True,
+    batch_norm: str = WHOLE,
 ) -> Captured:
     """The graph of a module's forward pass on inputs like these.
 
@@ -96,11 +98,12 @@ def capture(
     in the inputs: an input counts them along its first axis, or along the only one of that size.
     Without it, the first input's leading size is that number, and only leading axes count. `prefix`
     is cut off the names of parameters (a wrapper's attribute). Inputs are called `input_names`, or as
-    `forward` calls them.
+    `forward` calls them. With the `batch_norm` "local", batch norms take each shard's own statistics.
     """
+    is_local = checked(batch_norm) == LOCAL
     notes: list[str] = []
     program = exported(module, inputs, name, notes, prefix=prefix, train=train)
-    return _Capture(program, module, name, samples, prefix, input_names, notes).captured()
+    return _Capture(program, module, name, samples, prefix, input_names, notes, is_local).captured()
 
 
 class _Capture:
@@ -115,9 +118,10 @@ class _Capture:
         prefix: str,
         input_names: Sequence[str],
         notes: list[str],
+        is_local: bool,
     ) -> None:
         self.program, self.module, self.name, self.notes = program, module, name, notes
-        self.prefix = prefix
+        self.prefix, self.is_local = prefix, is_local
         self.samples, self.samples_are_known = samples, samples is not None
         self.input_names = list(input_names)
         self.built = GraphBuilder(name)
@@ -147,6 +151,7 @@ class _Capture:
             self.notes.append(
                 f"operator {target}{times} is not known to Soapstone: it will run whole, on one device"
             )
+        self.notes += about_local(graph) if self.is_local else ()
         return Captured(verify(graph), self.constants, tuple(self.notes))
 
     # -- placeholders ---------------------------------------------------------------------------
@@ -390,10 +395,11 @@ class _Capture:
     ) -> list[Handle]:
         """Add a node; its outputs. Output dtypes default to the first float operand's."""
         assert self.current is not None
+        local = local_attrs(op_name, self.current, self.module) if self.is_local else {}
         names = self.built.add(
             op_name,
             [self._read(operand) for operand in operands],
-            attrs,
+            {**(attrs or {}), **local},
             name=self.current.name,
             dtypes=dtypes,
             scope=scope_of(self.current, self.prefix),

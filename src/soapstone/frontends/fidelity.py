@@ -7,6 +7,7 @@ them. While `faithful` lasts:
     torch.no_grad(), x.data             gradients flow through              detached
     x.data = y                          forgotten                           a write like any other
     instance norm's running statistics  never updated                       updated
+    nn.SyncBatchNorm, in a rank         exchanges statistics, or fails      a batch norm like any other
     checks of distributions' arguments  a branch on values: no graph        left out
     torch.utils.checkpoint              vanishes, or fails when reentrant   vanishes, with a note
     a generator of random numbers       an argument that no graph holds     left out, with a note
@@ -108,6 +109,7 @@ def faithful(module: nn.Module, name: str, notes: list[str], prefix: str = "") -
             replaced(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", checkpointed)
         )
         during.enter_context(replaced(Distribution, "_validate_args", False))
+        during.enter_context(replaced(nn.SyncBatchNorm, "forward", nn.BatchNorm2d.forward))
         during.enter_context(torch.enable_grad())
         during.enter_context(watch)
         during.enter_context(watch.within(module))

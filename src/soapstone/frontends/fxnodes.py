@@ -23,10 +23,15 @@ def target_of(node: FxNode) -> str:
     return str(node.target).removeprefix("aten.")
 
 
+def module_path(node: FxNode) -> str:
+    """The name of the module that a node came from; nothing for the whole model."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return str(list(stack.values())[-1][0]) if stack else ""
+
+
 def scope_of(node: FxNode, prefix: str) -> str:
     """The module that a node came from, without the wrapper's prefix."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = list(stack.values())[-1][0] if stack else ""
+    path = module_path(node)
     return (path + ".").removeprefix(prefix).rstrip(".") if path else ""
 
 

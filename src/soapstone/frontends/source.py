@@ -5,7 +5,8 @@ rnnlm:steps=2,tiny          with options
 hf:path/to/config.json      a Hugging Face configuration, or a directory with one
 path/to/file.py:function    a function that returns (module, example_inputs[, loss])
 
-The last two may end with :loss=NAME, and the former with :length=TOKENS, as --loss and --length add them.
+All may have the option batch_norm=local. The last two may end with options, :loss=NAME,batch_norm=local, the
+former with length=TOKENS too, as --loss, --batch-norm and --length add them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from soapstone.errors import CaptureError
-from soapstone.frontends import huggingface, pyfile
+from soapstone.frontends import batchnorm, huggingface, pyfile
 from soapstone.frontends.capture import Captured, capture
 from soapstone.frontends.losses import INNER, Loss, WithLoss, with_loss
 from soapstone.frontends.zoo import ZOO, zoo_model
@@ -29,7 +30,9 @@ from soapstone.graph import Graph, Role
 
 _MOST_SAMPLES = 2**31 - 1
 """[choice] No one trains with more at once, and sizes stay countable."""
-_TAIL = re.compile(r"(.+):((?:loss|length)=[^:/]*)")
+_OF_FILES = ("loss", "batch_norm")
+_OF_HUGGINGFACE = (*_OF_FILES, "length")
+_TAIL = re.compile(rf"(.+):((?:{'|'.join(_OF_HUGGINGFACE)})=[^:/]*)")
 """The options after a path."""
 _OWN_LOSS = "model '{}' of the zoo brings its own loss: leave out --loss"
 _AT_COMMAS = re.compile(r",(?![^(\[]*[)\]])")
@@ -42,7 +45,7 @@ class Source:
 
     `prefix` is what wrapping put before the names of the user's parameters; `notes` are what the
     user should know about how the module was made; `samples` is how many samples the inputs hold,
-    where that is known.
+    where that is known; `batch_norm` is over which of them batch norms take statistics.
     """
 
     name: str
@@ -51,13 +54,20 @@ class Source:
     prefix: str = ""
     notes: tuple[str, ...] = ()
     samples: int | None = None
+    batch_norm: str = batchnorm.WHOLE
 
     def captured(self) -> Captured:
         """The graph, its constants and what is to be said about it."""
         module = self.module
         names = module.input_names(len(self.inputs)) if isinstance(module, WithLoss) else ()
         captured = capture(
-            module, self.inputs, self.name, samples=self.samples, prefix=self.prefix, input_names=names
+            module,
+            self.inputs,
+            self.name,
+            samples=self.samples,
+            prefix=self.prefix,
+            input_names=names,
+            batch_norm=self.batch_norm,
         )
         about = (*_about_loss(captured.graph), *_about_weights(captured.graph))
         return replace(captured, notes=(*self.notes, *captured.notes, *about))
@@ -86,7 +96,12 @@ def _about_weights(graph: Graph) -> Iterator[str]:
 
 
 def with_options(
-    model: str, *, tiny: bool = False, length: int | None = None, loss: str | None = None
+    model: str,
+    *,
+    tiny: bool = False,
+    length: int | None = None,
+    loss: str | None = None,
+    batch_norm: str | None = None,
 ) -> str:
     """MODEL with these options in it, so that this text alone says what is to be captured."""
     if not model.startswith("hf:"):
@@ -95,7 +110,8 @@ def with_options(
         _refuse(model, tiny, "--tiny", "models of the zoo")
     elif loss is not None:
         raise CaptureError(_OWN_LOSS.format(model.partition(":")[0]))
-    given = [f"length={length}"] * (length is not None) + [f"loss={loss}"] * (loss is not None)
+    said = {"length": length, "loss": loss, "batch_norm": batch_norm and batchnorm.checked(batch_norm)}
+    given = [f"{name}={value}" for name, value in said.items() if value is not None]
     if not given and not tiny:
         return model
     has_options = ":" in model if _is_zoo(model) else _with_tail(model) != (model, {})
@@ -119,14 +135,14 @@ def _with_tail(model: str) -> tuple[str, dict[str, Any]]:
     if found is None:
         return model, {}
     options = _options(found[2], model)
-    known = ("loss", "length") if model.startswith("hf:") else ("loss",)
+    known = _OF_HUGGINGFACE if model.startswith("hf:") else _OF_FILES
     for name in options:
         if name not in known:
             raise CaptureError(f"model '{model}' has no option '{name}'; choose from {', '.join(known)}")
     return found[1], options
 
 
-def load(
+def load(  # noqa: PLR0913, one parameter for each thing a user may decide
     model: str,
     *,
     batch: int | None = None,
@@ -134,6 +150,7 @@ def load(
     tiny: bool = False,
     loss: str | Loss | None = None,
     length: int | None = None,
+    batch_norm: str | None = None,
     weights: bool = False,
     insist: bool = True,
 ) -> Source:
@@ -146,16 +163,18 @@ def load(
     """
     if batch is not None and not 1 <= batch <= _MOST_SAMPLES:
         raise CaptureError(f"a batch has at least one sample and at most {_MOST_SAMPLES:,}, not {batch}")
-    if tiny or length is not None:
-        model = with_options(model, tiny=tiny, length=length)
+    model = with_options(model, tiny=tiny, length=length, batch_norm=batch_norm)
     if not _is_zoo(model):
         path, given = _with_tail(model)
+        chosen = _batch_norm(given, model)
         loss = given.get("loss") if loss is None else loss
         if path.startswith("hf:"):
-            return _from_huggingface(path, batch or 8 * devices, _length(given, model), loss, weights)
+            length = _length(given, model)
+            made = _from_huggingface(path, batch or 8 * devices, length, loss, weights)
+            return replace(made, batch_norm=chosen)
         file, _, function = path.rpartition(":")
         if file:
-            return _from_file(Path(file), function, batch, loss, insist)
+            return replace(_from_file(Path(file), function, batch, loss, insist), batch_norm=chosen)
     if model.endswith(".py"):
         raise CaptureError(f"'{model}' names a file but no function in it: write {model}:function")
     name, _, options = model.partition(":")
@@ -163,7 +182,9 @@ def load(
         raise CaptureError(
             f"'{model}' is not a model: write a zoo name, hf:CONFIG, or path/to/file.py:function"
         )
-    return _from_zoo(name, _options(options, model), batch, devices, loss, weights)
+    given = _options(options, model)
+    chosen = _batch_norm(given, model)
+    return replace(_from_zoo(name, given, batch, devices, loss, weights), batch_norm=chosen)
 
 
 def _options(text: str, model: str) -> dict[str, Any]:
@@ -180,6 +201,11 @@ def _options(text: str, model: str) -> dict[str, Any]:
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             found[key.strip()] = value
     return found
+
+
+def _batch_norm(given: dict[str, Any], model: str) -> str:
+    """The option of every sort of model, taken out of the others."""
+    return batchnorm.checked(given.pop("batch_norm", batchnorm.WHOLE), f"model '{model}': ")
 
 
 def _length(given: dict[str, Any], model: str) -> int | None:

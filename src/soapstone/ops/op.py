@@ -170,6 +170,10 @@ class Op:
         """The attributes with defaults filled in; an unknown name is an error."""
         return {**self.attrs, **attrs}
 
+    def joins_statistics(self, attrs: Attrs) -> bool:
+        """Whether shards tell each other their statistics; else they take none, or each its own."""
+        return self.statistics is not None and bool(self.complete(attrs).get("sync", True))
+
     def signature(self, shapes: Sequence[Shape | None], attrs: Attrs) -> Signature:
         """This operator at these shapes (None for an optional operand left out)."""
         key = (tuple(shapes), tuple(sorted(attrs.items())))

@@ -155,7 +155,7 @@ class Ways:
         return self._sampled_way(block, placement, sample, samples)
 
     def _sampled_way(self, block: Block, placement: Placement, sample: str | None, samples: int) -> Way | str:
-        joins = [node.name for node in block.nodes if self.graph.signature(node).shared]
+        joins = [node.name for node in block.nodes if node.op.joins_statistics(node.attrs)]
         if joins and samples > 1:
             return f"joins statistics of all samples in '{joins[0]}'"
         if sample is None:

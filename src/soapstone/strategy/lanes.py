@@ -46,7 +46,7 @@ def _reasons(
     if turns.count > 1:
         for node in block.nodes:
             shared = graph.signature(node).shared
-            if graph.sample_dims.get(node.name) in shared and node.op.complete(node.attrs).get("sync", True):
+            if graph.sample_dims.get(node.name) in shared and node.op.joins_statistics(node.attrs):
                 yield "statistics of the whole batch"
         dim = graph.sample_dims.get(block.leader.name)
         if layout.is_partial and not layout.sums_pass and dim in graph.signature(block.leader).summed_dims:

@@ -244,7 +244,7 @@ class FlatProblem:
         data.is_shared = [dim in signature.shared for dim in dims]
         data.is_gathered = [dim in node.op.gathers for dim in dims]
         data.factored = [[dims.index(dim) for dim in group] for group in signature.factored]
-        data.synchronises = bool(signature.shared) and bool(node.op.complete(node.attrs).get("sync", True))
+        data.synchronises = node.op.joins_statistics(node.attrs)
         if position:
             data.carried = block.carried[position - 1]
         data.flops = node.op.flop_count(signature)

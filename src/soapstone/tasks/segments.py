@@ -94,7 +94,7 @@ def _statistics_seam(layout: Layout, placement: Placement, turns: Turns, number:
         for dim in signature.shared & signature.sizes.keys()
         if any(box[dim] != signature.points[dim] for box in layout.boxes[number])
     ]
-    if not split or not node.op.complete(node.attrs).get("sync", True):
+    if not split or not node.op.joins_statistics(node.attrs):
         return None
     kept = [dim for dim in signature.sizes if dim not in signature.shared]
     numbers = Interval(0, STATISTICS_NUMBERS)

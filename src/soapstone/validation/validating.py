@@ -55,7 +55,8 @@ class Wanted:
 @dataclass(frozen=True)
 class Outcome:
     """Every strategy compared, with calibrated predictions; summaries of the half that was not fitted, of
-    the half that was, and of the first without any fit; and the worst, with the tasks to blame."""
+    the half that was, and of the first without any fit; the worst, with the tasks to blame; and what is to be
+    said about the capture."""
 
     compared: tuple[Compared, ...]
     fitted_on: frozenset[int]
@@ -66,6 +67,7 @@ class Outcome:
     worst: tuple[tuple[Compared, tuple[Account, ...]], ...]
     costs_name: str
     measured: dict[str, Any] | None
+    notes: tuple[str, ...]
 
 
 def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show) -> Outcome:
@@ -126,6 +128,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
         reasons,
         costs.name,
         told,
+        captured.notes,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from soapstone.errors import OpError
 from soapstone.ops import scalar
 from soapstone.ops.definitions.axes import axis_at, shape_at
 from soapstone.ops.definitions.convolution import space
@@ -233,6 +234,12 @@ def _merged_statistics(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack([count, mean, (squares + counts * (means - mean).square()).sum(0)])
 
 
+_ONE_VALUE = (
+    "a batch norm takes its own statistics of a shard that has one value per channel, whose variance is"
+    " undefined: train with a larger batch, or with statistics of the whole batch (--batch-norm whole)"
+)
+
+
 def _normalised(
     x: Tensor,
     weight: Tensor | None = None,
@@ -246,6 +253,8 @@ def _normalised(
 ) -> Tensor | tuple[Tensor, ...]:
     kept = [running.detach().clone() for running in (running_mean, running_var) if running is not None]
     if stats is None:
+        if x.numel() == x.shape[1]:
+            raise OpError(_ONE_VALUE)
         mean, var = kept or (None, None)
         y = torch.batch_norm(x, weight, bias, mean, var, True, momentum, eps, torch.backends.cudnn.enabled)
         return (y, *kept)
