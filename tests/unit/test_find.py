@@ -218,5 +218,7 @@ def test_a_baseline_that_is_faster_in_buckets_takes_the_place_of_what_was_found(
     outcome = settled(report, machine, costs, "net", QUICK)
     assert (outcome.instead, outcome.why) == ("data_parallel", WhyInstead.BUCKETS)
     assert outcome.plan.strategy == shared
+    allowed = replace(QUICK, slack=alone_s / bucketed_s(shared, machine, costs) - 1)
+    assert settled(report, machine, costs, "net", allowed).instead is None
     proved = replace(report, stop=StopReason.OPTIMAL)
     assert settled(proved, machine, costs, "net", QUICK).instead is None

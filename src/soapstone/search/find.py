@@ -312,7 +312,7 @@ def _faster_in_buckets(
     found: Strategy, machine: Machine, costs: AnalyticCosts, options: Options
 ) -> tuple[str, Strategy, Prediction] | None:
     """The fastest of data parallelism and the experts' strategies, with gradients in buckets, if it is faster
-    so than what was found, and fits in memory."""
+    so than what was found, by more than the slack that a user allows, and fits in memory."""
     names = {each.name for each in applicable(found.graph, machine)}
     rivals = {
         name: baseline(name, found.graph, machine, costs, options.seed)
@@ -322,7 +322,7 @@ def _faster_in_buckets(
     seconds = {name: bucketed_s(strategy, machine, costs) for name, strategy in rivals.items()}
     own_s = bucketed_s(found, machine, costs)
     for name in sorted(seconds, key=lambda name: seconds[name]):
-        if seconds[name] >= own_s * (1 - LEAST_GAIN):
+        if seconds[name] * (1 + options.slack) >= own_s * (1 - LEAST_GAIN):
             return None
         prediction = predicted(rivals[name], machine, costs, options.optimizer)
         if prediction.fits(machine):
