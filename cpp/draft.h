@@ -131,11 +131,7 @@ class Draft {
   template <typename Gives, typename Takes>
   void AddExchange(const Exchange& exchange, const std::vector<Sink>& sinks, std::int64_t item_bytes,
                    const Gives& gives, const Takes& takes, TaskOrder* order) {
-    for (const auto& [source, sink] : exchange.local) {
-      for (const Ref before : gives(source, sinks[sink].device)) {
-        for (const Ref task : takes(sink)) Wait(task, before);
-      }
-    }
+    AddLocal(exchange, sinks, gives, takes);
     for (const Move& move : exchange.moves) {
       const auto [enter, leave] = AddMove(move.pattern, move.devices, move.elements * item_bytes, order);
       for (const auto& [source, device] : move.sources) {
@@ -143,6 +139,16 @@ class Draft {
       }
       for (const std::int32_t sink : move.sinks) {
         for (const Ref task : takes(sink)) Wait(task, leave);
+      }
+    }
+  }
+
+  // What sinks of an exchange wait for on their own devices.
+  template <typename Gives, typename Takes>
+  void AddLocal(const Exchange& exchange, const std::vector<Sink>& sinks, const Gives& gives, const Takes& takes) {
+    for (const auto& [source, sink] : exchange.local) {
+      for (const Ref before : gives(source, sinks[sink].device)) {
+        for (const Ref task : takes(sink)) Wait(task, before);
       }
     }
   }

@@ -180,6 +180,13 @@ std::int32_t Nearest(const MachineData& machine, std::span<const std::int32_t> h
   return *nth;
 }
 
+bool IsOneSum(const Exchange& exchange, std::size_t source_count) {
+  if (exchange.moves.size() != 1 || exchange.moves[0].pattern != Pattern::kAllReduce) return false;
+  std::set<std::int32_t> given;
+  for (const auto& [source, device] : exchange.moves[0].sources) given.insert(source);
+  return given.size() == source_count;
+}
+
 Exchange MakeExchange(const MachineData& machine, const std::vector<Source>& sources,
                       const std::vector<Sink>& sinks) {
   if (IsPlainAllReduce(sources, sinks)) return PlainAllReduce(sources, sinks);

@@ -7,6 +7,7 @@
 #ifndef SOAPSTONE_CPP_EXCHANGE_H_
 #define SOAPSTONE_CPP_EXCHANGE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -52,6 +53,9 @@ struct Exchange {
 // REQUIRES: there is a holder.
 std::int32_t Nearest(const MachineData& machine, std::span<const std::int32_t> holders, std::int32_t device,
                      std::size_t turn);
+
+// Whether it is an all-reduce that waits for all that is to be added up.
+bool IsOneSum(const Exchange& exchange, std::size_t source_count);
 
 // How the sinks get what they need.
 //

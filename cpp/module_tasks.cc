@@ -158,14 +158,6 @@ class PlannedTasks {
     return outcome;
   }
 
-  // The makespan with gradients in buckets.
-  double BucketedSeconds() {
-    const std::vector<Placement> strategy = Placements();
-    PlainBuilder builder(*problem_, *space_.tables(), strategy, nullptr, true);
-    const DraftView draft(builder.Built());
-    return RunInOrder(draft, problem_->machine.device_count + problem_->machine.link_count).makespan_s;
-  }
-
   std::size_t block_count() const { return problem_->blocks.size(); }
   std::size_t device_count() const { return problem_->machine.device_count; }
 
@@ -457,7 +449,7 @@ void BindTasks(nb::module_& module) {
   nb::class_<Problem>(module, "Problem")
       .def("__init__",
            [](Problem* self, MachineData machine, std::vector<BlockData> blocks, std::vector<ValueData> values,
-              std::vector<WeightData> weights, std::vector<TimeCurve> curves) {
+              std::vector<WeightData> weights, std::vector<TimeCurve> curves, bool has_buckets) {
              for (const TimeCurve& curve : curves) {
                if (curve.shapes.size() != curve.seconds.size()) {
                  throw std::invalid_argument("a curve needs a time for each of its shapes");
@@ -465,10 +457,15 @@ void BindTasks(nb::module_& module) {
              }
              CheckCurves(machine, blocks, curves.size());
              new (self) Problem{std::move(machine), std::move(blocks), std::move(values), std::move(weights),
-                                std::move(curves)};
+                                std::move(curves), has_buckets};
            },
            nb::arg("machine"), nb::arg("blocks"), nb::arg("values"), nb::arg("weights"),
-           nb::arg("curves") = std::vector<TimeCurve>());
+           nb::arg("curves") = std::vector<TimeCurve>(), nb::arg("has_buckets") = false)
+      .def("in_buckets", [](const Problem& problem) {
+        Problem bucketed = problem;
+        bucketed.has_buckets = true;
+        return bucketed;
+      });
   nb::class_<HeldData>(module, "HeldData")
       .def(nb::init<>())
       .def_rw("size_bytes", &HeldData::size_bytes)
@@ -488,7 +485,6 @@ void BindTasks(nb::module_& module) {
       .def("place", &PlannedTasks::Place, nb::arg("block"), nb::arg("degrees"), nb::arg("copies"),
            nb::arg("devices"), nb::arg("lanes") = 1, nb::arg("in_flight") = 0)
       .def("flat", &BoundFlat)
-      .def("bucketed_s", &PlannedTasks::BucketedSeconds, nb::call_guard<nb::gil_scoped_release>())
       .def("foretold", &BoundForetold, nb::arg("held"), nb::arg("input_bytes"), nb::arg("states_per_weight"));
   nb::class_<Proposals>(module, "Proposals")
       .def("__init__",

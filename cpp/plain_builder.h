@@ -29,17 +29,17 @@ namespace soapstone {
 
 class PlainBuilder {
  public:
-  // REQUIRES: all that is given outlives it. Without buffers, only tasks are built; with them, nothing is put
-  // into buckets.
+  // REQUIRES: all that is given outlives it. Without buffers, only tasks are built; with them, gradients are not
+  // put into buckets.
   PlainBuilder(const Problem& problem, const BoxTables& tables, const std::vector<Placement>& strategy,
-               Buffers* buffers = nullptr, bool has_buckets = false)
+               Buffers* buffers = nullptr)
       : problem_(problem),
         tables_(tables),
         strategy_(strategy),
         draft_(&problem.machine, Draft::Batches::kApart),
         first_(strategy.size()),
         buffers_(buffers),
-        has_buckets_(has_buckets) {}
+        has_buckets_(problem.has_buckets && buffers == nullptr) {}
 
   const Draft& Built() {
     for (std::int32_t block = 0; block < blocks(); ++block) {
@@ -426,11 +426,8 @@ class PlainBuilder {
   bool AddSummed(const WeightData& data, const std::vector<Source>& sources, const std::vector<Sink>& sinks,
                  const Gives& gives, const Takes& takes, TaskOrder* order) {
     const Exchange exchange = MakeExchange(problem_.machine, sources, sinks);
-    if (exchange.moves.size() != 1 || exchange.moves[0].pattern != Pattern::kAllReduce) return false;
+    if (!IsOneSum(exchange, sources.size())) return false;
     const Move& move = exchange.moves[0];
-    std::set<std::int32_t> given;
-    for (const auto& [source, device] : move.sources) given.insert(source);
-    if (given.size() != sources.size()) return false;
     Bucket& bucket = buckets_[{data.shelf, move.devices}];
     bucket.order = std::max(bucket.order, *order);
     *order += static_cast<TaskOrder>(move.devices.size());
@@ -441,11 +438,7 @@ class PlainBuilder {
     for (const std::int32_t sink : move.sinks) {
       for (const Ref task : takes(sink)) bucket.after.push_back(task);
     }
-    for (const auto& [source, sink] : exchange.local) {
-      for (const Ref before : gives(source, sinks[sink].device)) {
-        for (const Ref task : takes(sink)) draft_.Wait(task, before);
-      }
-    }
+    draft_.AddLocal(exchange, sinks, gives, takes);
     return true;
   }
 

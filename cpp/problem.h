@@ -93,7 +93,7 @@ struct WeightData {
   std::int32_t rank = 0;
   std::int64_t item_bytes = 4;
   std::int32_t number = 0;
-  std::int32_t shelf = 0;  // gradients of one shelf may share a bucket (tasks/buckets.py)
+  std::int32_t shelf = 0;  // gradients of one shelf may share a bucket (tasks/buckets.py); numbered from 0
 };
 
 // What does not depend on the model.
@@ -115,6 +115,7 @@ struct Problem {
   std::vector<ValueData> values;
   std::vector<WeightData> weights;
   std::vector<TimeCurve> curves = {};
+  bool has_buckets = false;  // whether gradients of one shelf that the same devices hold are summed together
 };
 
 }  // namespace soapstone

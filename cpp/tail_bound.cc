@@ -48,6 +48,7 @@ TailBound::TailBound(const Problem* problem, const TaskGraph* graph, const PathB
 // they keep busy for longest.
 void TailBound::FindLate() {
   late_.clear();
+  if (problem_->has_buckets) return;  // a sum of several gradients begins when the last of them is there
   std::fill(link_fs_.begin(), link_fs_.end(), 0);
   const auto for_each_hop = [&](const Group& group, const auto& visit) {
     for (std::int32_t i = group.first; i < group.first + group.tasks; ++i) {
@@ -64,7 +65,7 @@ void TailBound::FindLate() {
       late.hop_fs += Femtoseconds(seconds);
       if (late.is_whole) link_fs_[link] += Femtoseconds(seconds);
     });
-    for (const std::int32_t slot : group.update_of_device) {
+    for (const std::int32_t slot : graph_->OfWeight(weight).update_of_device) {
       if (slot < 0) continue;
       graph_->slots()[slot].ForEachTask([&](std::int32_t, double seconds) {
         late.update_fs = std::min(late.update_fs, Femtoseconds(seconds));
@@ -123,7 +124,7 @@ TailBound::Tail TailBound::Reset() {
         }
         std::int64_t tail_fs = kMost;
         for (const std::int32_t box : port.boxes) {
-          tail_fs = std::min(tail_fs, gate_fs[group.gate_of_box[box] - first_gate]);
+          tail_fs = std::min(tail_fs, gate_fs[graph_->OfWeight(late.weight).gate_of_box[box] - first_gate]);
         }
         own_[user].push_back({Weights{1} << i, tail_fs});
       }

@@ -19,9 +19,7 @@ TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables, Draft::Batches b
     : problem_(problem),
       tables_(tables),
       placements_(problem->blocks.size()),
-      groups_(problem->blocks.size() + 2 * problem->values.size() + problem->weights.size()),
       unused_(32),
-      is_stale_(groups_.size(), 1),
       is_new_(problem->blocks.size(), 0),
       writer_(problem->values.size(), -1),
       readers_(problem->values.size()),
@@ -30,11 +28,22 @@ TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables, Draft::Batches b
       is_covered_(problem->values.size(), 0),
       value_rank_(problem->values.size(), 0),
       weight_rank_(problem->weights.size(), 0),
+      shelf_(problem->weights.size()),
+      place_on_shelf_(problem->weights.size()),
       writers_(problem->blocks.size()),
       sharers_(problem->blocks.size()),
       draft_(&problem->machine, batches),
       turns_(problem->machine.device_count, 0),
       cuts_(problem->weights.size()) {
+  for (std::size_t weight = 0; weight < problem->weights.size(); ++weight) {
+    shelf_[weight] = problem->has_buckets ? problem->weights[weight].shelf : static_cast<std::int32_t>(weight);
+    const auto shelves = static_cast<std::size_t>(shelf_[weight]) + 1;
+    if (on_shelf_.size() < shelves) on_shelf_.resize(shelves);
+    place_on_shelf_[weight] = static_cast<std::int32_t>(on_shelf_[shelf_[weight]].size());
+    on_shelf_[shelf_[weight]].push_back(static_cast<std::int32_t>(weight));
+  }
+  groups_.resize(problem->blocks.size() + 2 * problem->values.size() + on_shelf_.size());
+  is_stale_.assign(groups_.size(), 1);
   for (const Pass pass : {kForwardPass, kBackwardPass}) {
     touched_[pass].resize(problem->blocks.size());
     touching_[pass].resize(problem->blocks.size());
@@ -73,7 +82,9 @@ TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables, Draft::Batches b
         touched_[pass][block].push_back(ValueGroup(value, pass));
       }
     }
-    for (const std::int32_t weight : weights) touched_[kBackwardPass][block].push_back(WeightGroup(weight));
+    std::set<std::int32_t> shelves;
+    for (const std::int32_t weight : weights) shelves.insert(WeightGroup(weight));
+    touched_[kBackwardPass][block].insert(touched_[kBackwardPass][block].end(), shelves.begin(), shelves.end());
   }
   std::vector<std::int32_t> values_of(count, 0);
   std::vector<std::set<std::int32_t>> writers(count);
@@ -96,11 +107,14 @@ TaskGraph::TaskGraph(const Problem* problem, BoxTables* tables, Draft::Batches b
   std::vector<std::int32_t> weights_of(count, 0);
   for (std::size_t weight = 0; weight < problem->weights.size(); ++weight) {
     weight_rank_[weight] = weights_of[first_user_[weight]]++;
-    Group& group = groups_[WeightGroup(static_cast<std::int32_t>(weight))];
-    for (const std::int32_t user : users_[weight]) {
-      group.attached.push_back({user, {}, {}});
-      sharers[user].insert(users_[weight].begin(), users_[weight].end());
-    }
+    for (const std::int32_t user : users_[weight]) sharers[user].insert(users_[weight].begin(), users_[weight].end());
+  }
+  for (std::size_t shelf = 0; shelf < on_shelf_.size(); ++shelf) {
+    Group& group = groups_[ShelfGroup(static_cast<std::int32_t>(shelf))];
+    group.weights.resize(on_shelf_[shelf].size());
+    std::set<std::int32_t> users;
+    for (const std::int32_t weight : on_shelf_[shelf]) users.insert(users_[weight].begin(), users_[weight].end());
+    for (const std::int32_t user : users) group.attached.push_back({user, {}, {}});
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (std::size_t i = 0; i < groups_[g].attached.size(); ++i) {
@@ -277,7 +291,7 @@ std::int32_t TaskGraph::HandleOf(std::int32_t weight, std::int32_t box) {
   if (static_cast<std::size_t>(box) >= handles.size()) handles.resize(tables_->weights[weight].size(), -1);
   if (handles[box] < 0) {
     handles[box] = static_cast<std::int32_t>(handles_.size());
-    handles_.push_back({WeightGroup(weight), box});
+    handles_.push_back({weight, box});
   }
   return handles[box];
 }
@@ -336,7 +350,7 @@ void TaskGraph::Build(std::int32_t group, Group* built) {
     const bool has_gradient = problem_->values[value - value_count()].is_differentiable;
     if (has_gradient) AddBackward(value - value_count(), WrittenOf(value - value_count()));
   } else {
-    BuildWeight(value - 2 * value_count(), built);
+    BuildShelf(value - 2 * value_count(), built);
     return;
   }
   Install(group, built);
@@ -475,7 +489,7 @@ FlatTasks TaskGraph::Flat() const {
     // The update of a piece waits for its own device's gradients too, besides the all-reduce.
     for (std::int32_t i = 0; i < slot.next_count; ++i) {
       if (slot.next[i] >= 0) continue;
-      const std::int32_t update = groups_[handles_[~slot.next[i]].group].update_of_device[slot.resource];
+      const std::int32_t update = OfWeight(handles_[~slot.next[i]].weight).update_of_device[slot.resource];
       std::int32_t member = 0;
       if (slots_[update].is_batch()) {
         while (slots_[update].members[member].resource != slot.resource) ++member;

@@ -2,15 +2,17 @@
 //
 // The twin of src/soapstone/tasks/build.py. A group holds the tasks that appear and vanish together: the
 // compute tasks of a block and what its shards tell each other (depends on the block's placement), the
-// exchange of a value and that of its gradient (on those of its writer and readers), the gradients and
-// updates of a weight (on those of its readers). Every task has a slot, which it keeps until its group is rebuilt; a group has two
-// ranges of slots, so that a change can be undone.
+// exchange of a value and that of its gradient (on those of its writer and readers), the gradients and updates
+// of the weights of a shelf (on those of their readers); without buckets each weight has a shelf to itself.
+// Every task has a slot, which it keeps until its group is rebuilt; a group has two ranges of slots, so that a
+// change can be undone.
 //
 // Thread safety: a TaskGraph belongs to one thread; the Problem is shared.
 
 #ifndef SOAPSTONE_CPP_TASKS_H_
 #define SOAPSTONE_CPP_TASKS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <unordered_map>
@@ -82,11 +84,14 @@ struct Group {
   std::vector<Member> members;
   Rows successors;  // slots, by task and then by gate; what other groups add for compute tasks is not here
   std::vector<Attachment> attached;
-  // Of a weight: where gradients go. If it has gates, one for each box that shards read, the compute tasks
+  // Of weights: where gradients go. If it has gates, one for each box that shards read, the compute tasks
   // are told of them by handles, so that a weight with many readers is not attached anew for one.
+  struct OfWeight {
+    std::vector<std::int32_t> gate_of_box;       // slots
+    std::vector<std::int32_t> update_of_device;  // slots, or -1
+  };
   bool has_gates = false;
-  std::vector<std::int32_t> gate_of_box;       // slots
-  std::vector<std::int32_t> update_of_device;  // slots, or -1
+  std::vector<OfWeight> weights;  // those of a shelf
 
   std::int32_t size() const { return tasks + gates; }
 };
@@ -139,7 +144,7 @@ class TaskGraph {
 
   const Problem& problem() const { return *problem_; }
   // Groups are numbered: first one for each block, then for each value forward, then for each value backward,
-  // then for each weight.
+  // then for each shelf of weights.
   const std::vector<Group>& groups() const { return groups_; }
   const std::vector<Slot>& slots() const { return slots_; }
   const std::vector<std::int32_t>& group_of() const { return group_of_; }  // by slot
@@ -164,7 +169,10 @@ class TaskGraph {
 
   // Those that read a weight, ascending, and its group.
   std::span<const std::int32_t> users(std::int32_t weight) const { return users_[weight]; }
-  std::int32_t WeightGroup(std::int32_t weight) const { return block_count() + 2 * value_count() + weight; }
+  std::int32_t WeightGroup(std::int32_t weight) const { return ShelfGroup(shelf_[weight]); }
+  const Group::OfWeight& OfWeight(std::int32_t weight) const {
+    return groups_[WeightGroup(weight)].weights[place_on_shelf_[weight]];
+  }
 
   // How many compute tasks a block has in one pass: by segment, then by place. Its slots are those of the
   // forward pass, then those of the backward pass, then the rest.
@@ -185,9 +193,9 @@ class TaskGraph {
 
   // The gate that waits for the gradient of a handle.
   std::int32_t GateOf(std::int32_t handle) const {
-    return groups_[handles_[handle].group].gate_of_box[handles_[handle].box];
+    return OfWeight(handles_[handle].weight).gate_of_box[handles_[handle].box];
   }
-  std::int32_t GradientGroupOf(std::int32_t handle) const { return handles_[handle].group; }
+  std::int32_t GradientGroupOf(std::int32_t handle) const { return WeightGroup(handles_[handle].weight); }
 
   // Calls visit(slot) for all that waits for a task or gate.
   template <typename Visit>
@@ -209,8 +217,17 @@ class TaskGraph {
 
   // A box of a weight, whose gradient others wait for.
   struct Handle {
-    std::int32_t group;
+    std::int32_t weight;
     std::int32_t box;
+  };
+
+  // Gradients that are summed together.
+  struct Bucket {
+    std::vector<std::int32_t> ring;
+    TaskOrder order = 0;  // of its last member
+    std::int64_t size_bytes = 0;
+    std::vector<Ref> before;
+    std::vector<Ref> after;
   };
 
   // Boxes of a weight cut at each other's borders.
@@ -220,6 +237,7 @@ class TaskGraph {
     Rows of_box;  // by box, in the order of their numbers: pieces
   };
 
+  std::int32_t ShelfGroup(std::int32_t shelf) const { return block_count() + 2 * value_count() + shelf; }
   std::int32_t value_count() const { return static_cast<std::int32_t>(problem_->values.size()); }
   std::int32_t ValueGroup(std::int32_t value, Pass pass) const {
     return block_count() + (pass == kForwardPass ? 0 : value_count()) + value;
@@ -236,14 +254,19 @@ class TaskGraph {
   const Written& WrittenOf(std::int32_t value) const;
   void AddForward(std::int32_t value, const Written& written);
   void AddBackward(std::int32_t value, const Written& written);
-  void BuildWeight(std::int32_t weight, Group* built);
+  void BuildShelf(std::int32_t shelf, Group* built);
   // True if no gradient of the weight is computed by several devices at once, so that each piece that more
   // than one device holds is one all-reduce.
   bool IsPlain(std::int32_t weight) const;
-  void AddPlainGradients(std::int32_t weight, Group* built);
-  void AddGradients(std::int32_t weight, Group* built);
+  void AddPlainGradients(std::int32_t weight, Group::OfWeight* built);
+  void AddGradients(std::int32_t weight, const Group& group, Group::OfWeight* built);
+  // The bucket of a gradient among these devices, whose tasks would begin at `order`, which is counted up.
+  Bucket* BucketOf(std::span<const std::int32_t> ring, std::int64_t size_bytes, TaskOrder* order);
+  void AddBuckets();
   const Cut& CutOf(std::int32_t weight, const std::vector<std::int32_t>& boxes);
-  void AddUpdates(std::int32_t weight, const std::vector<std::int64_t>& held_bytes, bool is_batch, Group* built);
+  // The updates of a weight; of a batch all devices have the one task.
+  void AddUpdates(std::int32_t weight, const std::vector<std::int64_t>& held_bytes, bool is_batch,
+                  Group::OfWeight* built);
   void CollectReadings(std::int32_t attachment, std::int32_t block, std::int32_t subject,
                        const std::vector<Port>& ports);
   void Install(std::int32_t group, Group* built);
@@ -286,6 +309,9 @@ class TaskGraph {
   std::vector<std::uint8_t> is_covered_;            // by value: whether gradients of all its elements arrive
   std::vector<std::int32_t> value_rank_;            // among the values of its writer
   std::vector<std::int32_t> weight_rank_;           // among the weights with its first user
+  std::vector<std::int32_t> shelf_;                 // by weight
+  std::vector<std::int32_t> place_on_shelf_;        // by weight
+  std::vector<std::vector<std::int32_t>> on_shelf_;  // by shelf: weights, ascending
   std::vector<std::vector<std::int32_t>> touched_[2];  // by pass, by block: groups, ascending
   std::vector<std::vector<Touch>> touching_[2];
   std::vector<std::vector<std::int32_t>> writers_;
@@ -299,13 +325,22 @@ class TaskGraph {
   std::vector<std::int32_t> turns_;
   std::vector<std::unordered_map<std::uint64_t, std::pair<std::vector<std::int32_t>, Cut>>> cuts_;  // by weight
   std::vector<std::int32_t> distinct_;
+  struct Gate {
+    std::int32_t weight;  // its place on the shelf
+    std::int32_t box;
+    std::int32_t gate;  // in the draft
+    std::int32_t givers;
+  };
+  std::vector<Gate> box_gates_;
+  std::vector<std::int32_t> bucket_of_piece_;  // or the complement of an update, in the draft
+  std::vector<Bucket> buckets_;  // the first `bucket_count_`
+  std::size_t bucket_count_ = 0;
   std::vector<std::int32_t> box_place_;
   std::vector<std::int32_t> counts_;
   std::vector<std::uint64_t> holding_;
   std::vector<std::uint64_t> box_holding_;
   std::vector<std::int64_t> held_bytes_;
   std::vector<std::int32_t> ring_;
-  std::vector<Ref> targets_;
   std::vector<std::int32_t> place_of_device_;
   std::vector<std::pair<std::int32_t, std::int32_t>> seam_rows_;
 };

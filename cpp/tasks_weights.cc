@@ -28,15 +28,61 @@ bool TaskGraph::IsPlain(std::int32_t weight) const {
   return true;
 }
 
-void TaskGraph::BuildWeight(std::int32_t weight, Group* built) {
-  built->has_gates = IsPlain(weight);
-  if (built->has_gates) {
-    AddPlainGradients(weight, built);
-    return;
+void TaskGraph::BuildShelf(std::int32_t shelf, Group* built) {
+  bucket_count_ = 0;
+  box_gates_.clear();
+  const std::vector<std::int32_t>& weights = on_shelf_[shelf];
+  built->has_gates =
+      std::all_of(weights.begin(), weights.end(), [this](std::int32_t weight) { return IsPlain(weight); });
+  for (const std::int32_t weight : weights) {
+    Group::OfWeight* own = &built->weights[place_on_shelf_[weight]];
+    built->has_gates ? AddPlainGradients(weight, own) : AddGradients(weight, *built, own);
   }
-  AddGradients(weight, built);
-  Install(WeightGroup(weight), built);
-  for (std::int32_t& slot : built->update_of_device) slot = slot < 0 ? -1 : built->first + slot;
+  AddBuckets();
+  Install(ShelfGroup(shelf), built);
+  for (Group::OfWeight& own : built->weights) {
+    for (std::int32_t& slot : own.update_of_device) slot = slot < 0 ? -1 : built->first + slot;
+  }
+  for (const Gate& each : box_gates_) {
+    const std::int32_t slot = built->first + built->tasks + each.gate;
+    built->weights[each.weight].gate_of_box[each.box] = slot;
+    waits_[slot] = each.givers;
+  }
+  if (!built->has_gates) return;
+  // What an attachment would say is said by the gates.
+  for (Attachment& attachment : built->attached) {
+    attachment.successors.Clear();
+    attachment.waits.clear();
+  }
+}
+
+TaskGraph::Bucket* TaskGraph::BucketOf(std::span<const std::int32_t> ring, std::int64_t size_bytes,
+                                       TaskOrder* order) {
+  std::size_t at = problem_->has_buckets ? 0 : bucket_count_;
+  while (at < bucket_count_ && !std::equal(ring.begin(), ring.end(), buckets_[at].ring.begin(), buckets_[at].ring.end())) ++at;
+  if (at == bucket_count_) {
+    if (bucket_count_ == buckets_.size()) buckets_.emplace_back();
+    Bucket& added = buckets_[bucket_count_++];
+    added.ring.assign(ring.begin(), ring.end());
+    added.order = 0;
+    added.size_bytes = 0;
+    added.before.clear();
+    added.after.clear();
+  }
+  Bucket* bucket = &buckets_[at];
+  bucket->order = std::max(bucket->order, *order);
+  bucket->size_bytes += size_bytes;
+  *order += static_cast<TaskOrder>(ring.size());
+  return bucket;
+}
+
+void TaskGraph::AddBuckets() {
+  for (std::size_t i = 0; i < bucket_count_; ++i) {
+    Bucket& bucket = buckets_[i];
+    const auto [enter, leave] = draft_.AddMove(Pattern::kAllReduce, bucket.ring, bucket.size_bytes, &bucket.order);
+    for (const Ref before : bucket.before) draft_.Wait(enter, before);
+    for (const Ref after : bucket.after) draft_.Wait(after, leave);
+  }
 }
 
 // The pieces of boxes cut at each other's borders, so that any two are equal or apart.
@@ -126,7 +172,7 @@ const TaskGraph::Cut& TaskGraph::CutOf(std::int32_t weight, const std::vector<st
 }
 
 void TaskGraph::AddUpdates(std::int32_t weight, const std::vector<std::int64_t>& held_bytes, bool is_batch,
-                           Group* built) {
+                           Group::OfWeight* built) {
   const MachineData& machine = problem_->machine;
   built->update_of_device.assign(machine.device_count, -1);
   for (std::int32_t device = 0; device < machine.device_count; ++device) {
@@ -136,7 +182,7 @@ void TaskGraph::AddUpdates(std::int32_t weight, const std::vector<std::int64_t>&
     const double seconds = std::max(machine.launch_s[kind], traffic / machine.memory_bytes_per_s[kind]);
     if (is_batch) {
       draft_.AddMember(device, seconds);
-      built->update_of_device[device] = 0;
+      built->update_of_device[device] = draft_.tasks();  // the batch, which comes next
       continue;
     }
     const TaskOrder order = Order(kUpdatePass, weight, kComputeClass, 0, device);
@@ -145,7 +191,7 @@ void TaskGraph::AddUpdates(std::int32_t weight, const std::vector<std::int64_t>&
   if (is_batch) draft_.AddBatch(TaskKind::kUpdate, 0, Order(kUpdatePass, weight, kComputeClass, 0, 0));
 }
 
-void TaskGraph::AddPlainGradients(std::int32_t weight, Group* built) {
+void TaskGraph::AddPlainGradients(std::int32_t weight, Group::OfWeight* built) {
   const std::int32_t devices = problem_->machine.device_count;
   const auto words = static_cast<std::size_t>(devices + 63) / 64;
   const auto for_each_reading = [&](const auto& visit) {
@@ -205,49 +251,45 @@ void TaskGraph::AddPlainGradients(std::int32_t weight, Group* built) {
       draft_.has_batches() && pieces == 1 &&
       std::count_if(held_bytes_.begin(), held_bytes_.end(), [](std::int64_t bytes) { return bytes > 0; }) > 1;
   AddUpdates(weight, held_bytes_, is_batch, built);
-  // Where the gradient of a piece goes: to the gate of its all-reduce, or to its one holder's update.
+  // The gradient of a piece goes to its bucket, or to its one holder's update.
   TaskOrder order = Order(kBackwardPass, block_count() - 1 - first_user_[weight], kWeightClass, weight_rank_[weight], 0);
-  targets_.clear();
+  bucket_of_piece_.clear();
   for (std::size_t piece = 0; piece < pieces; ++piece) {
     ring_.clear();
     for_each_holder(piece, [&](std::int32_t device) { ring_.push_back(device); });
     if (ring_.size() == 1) {
-      targets_.push_back({Ref::kOwn, built->update_of_device[ring_[0]]});
+      bucket_of_piece_.push_back(~built->update_of_device[ring_[0]]);
       continue;
     }
-    const auto [enter, leave] = draft_.AddMove(Pattern::kAllReduce, ring_, cut.volumes[piece] * item_bytes, &order);
+    Bucket* bucket = BucketOf(ring_, cut.volumes[piece] * item_bytes, &order);
     for (const std::int32_t device : ring_) {
-      draft_.Wait({Ref::kOwn, built->update_of_device[device]}, leave);
+      bucket->after.push_back({Ref::kOwn, built->update_of_device[device]});
       if (is_batch) break;
     }
-    targets_.push_back(enter);
+    bucket_of_piece_.push_back(static_cast<std::int32_t>(bucket - buckets_.data()));
   }
-  const std::int32_t first_gate = draft_.gates();
   for (std::size_t i = 0; i < distinct_.size(); ++i) {
     const Ref gate = draft_.AddGate();
-    for (const std::int32_t piece : cut.of_box[static_cast<std::int32_t>(i)]) draft_.Wait(targets_[piece], gate);
-  }
-  Install(WeightGroup(weight), built);
-  for (std::int32_t& slot : built->update_of_device) slot = slot < 0 ? -1 : built->first + slot;
-  for (std::size_t i = 0; i < distinct_.size(); ++i) {
-    const std::int32_t gate = built->first + built->tasks + first_gate + static_cast<std::int32_t>(i);
-    gate_of_box[distinct_[i]] = gate;
-    waits_[gate] = counts_[i];
-  }
-  // What an attachment would say is said by the gates.
-  for (Attachment& attachment : built->attached) {
-    attachment.successors.Clear();
-    attachment.waits.clear();
+    box_gates_.push_back({place_on_shelf_[weight], distinct_[i], gate.task, counts_[i]});
+    for (const std::int32_t piece : cut.of_box[static_cast<std::int32_t>(i)]) {
+      const std::int32_t bucket = bucket_of_piece_[piece];
+      if (bucket < 0) {
+        draft_.Wait({Ref::kOwn, ~bucket}, gate);
+      } else {
+        buckets_[bucket].before.push_back(gate);
+      }
+    }
   }
 }
 
-void TaskGraph::AddGradients(std::int32_t weight, Group* built) {
+void TaskGraph::AddGradients(std::int32_t weight, const Group& group, Group::OfWeight* built) {
   const MachineData& machine = problem_->machine;
   readings_.clear();
   holders_.Clear();
-  for (std::size_t u = 0; u < users_[weight].size(); ++u) {
-    const std::int32_t user = users_[weight][u];
-    CollectReadings(static_cast<std::int32_t>(u), user, weight, placements_[user].layout->weights);
+  std::int32_t attachment = 0;
+  for (const std::int32_t user : users_[weight]) {
+    while (group.attached[attachment].block != user) ++attachment;
+    CollectReadings(attachment, user, weight, placements_[user].layout->weights);
   }
   std::vector<std::int32_t> boxes;
   for (const Reading& reading : readings_) boxes.push_back(reading.box);
@@ -289,7 +331,20 @@ void TaskGraph::AddGradients(std::int32_t weight, Group* built) {
     const auto takes = [&](std::int32_t sink) {
       return std::array<Ref, 1>{Ref{Ref::kOwn, built->update_of_device[sinks[sink].device]}};
     };
-    draft_.AddExchange(MakeExchange(machine, sources, sinks), sinks, item_bytes, gives, takes, &order);
+    const Exchange exchange = MakeExchange(machine, sources, sinks);
+    if (!problem_->has_buckets || !IsOneSum(exchange, sources.size())) {
+      draft_.AddExchange(exchange, sinks, item_bytes, gives, takes, &order);
+      continue;
+    }
+    const Move& move = exchange.moves[0];
+    Bucket* bucket = BucketOf(move.devices, move.elements * item_bytes, &order);
+    for (const auto& [source, device] : move.sources) {
+      for (const Ref before : gives(source, device)) bucket->before.push_back(before);
+    }
+    for (const std::int32_t sink : move.sinks) {
+      for (const Ref after : takes(sink)) bucket->after.push_back(after);
+    }
+    draft_.AddLocal(exchange, sinks, gives, takes);
   }
 }
 

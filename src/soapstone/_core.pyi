@@ -108,7 +108,9 @@ class Problem:
         values: list[ValueData],
         weights: list[WeightData],
         curves: list[TimeCurve] = [],
+        has_buckets: bool = False,
     ) -> None: ...
+    def in_buckets(self) -> Problem: ...
 
 class HeldData:
     size_bytes: list[int]
@@ -144,7 +146,6 @@ class PlannedTasks:
         NDArray[np.int64],
         NDArray[np.int32],
     ]: ...
-    def bucketed_s(self) -> float: ...
     def foretold(
         self, held: list[BlockHeld], input_bytes: list[int], states_per_weight: int
     ) -> tuple[float, int, int, list[float], list[tuple[int, float, list[int]]]]: ...

@@ -31,12 +31,13 @@ COSTS = AnalyticCosts()
 METHODS: tuple[native.Method, ...] = get_args(native.Method)
 
 
-@given(planned(most_copies=3) | pipelined(most_copies=3))
-@settings(max_examples=140, deadline=None)
-def test_native_tasks_are_the_plain_ones(plan: tuple[Strategy, Machine]) -> None:
+@given(planned(most_copies=3) | pipelined(most_copies=3), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_native_tasks_are_the_plain_ones(plan: tuple[Strategy, Machine], in_buckets: bool) -> None:
     """Every task is there once, with the same kind, resource, duration, bytes and predecessors."""
     strategy, machine = plan
-    plain, flat = task_graph(strategy, machine, COSTS), native_tasks(strategy, machine, COSTS)
+    plain = task_graph(strategy, machine, COSTS, in_buckets=in_buckets)
+    flat = native_tasks(strategy, machine, COSTS, in_buckets=in_buckets)
     number = {name: i for i, name in enumerate(flat.resources)}
     assert plain.resources == flat.resources
     assert [t.kind for t in plain.tasks] == [KINDS[k] for k in flat.kind]
@@ -92,25 +93,25 @@ def placed(
 
 
 @pytest.mark.parametrize("method", METHODS)
-@given(plan=planned(), seed=st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
+@given(plan=planned(), seed=st.integers(0, 2**32), in_buckets=st.booleans())
+@settings(max_examples=40, deadline=None)
 def test_proposals_equal_full_simulations(
-    method: native.Method, plan: tuple[Strategy, Machine], seed: int
+    method: native.Method, plan: tuple[Strategy, Machine], seed: int, in_buckets: bool
 ) -> None:
     """After any sequence of accepted and rejected proposals, the makespan is the full simulation's, and
     so is the timeline where one is kept."""
     strategy, machine = plan
     random = Random(seed)
-    problem = FlatProblem(strategy.graph, machine, COSTS, strategy.apart)
+    problem = FlatProblem(strategy.graph, machine, COSTS, strategy.apart, in_buckets=in_buckets)
     proposals = placed(problem, strategy, method)
     current_s = proposals.makespan()
-    assert current_s == native_tasks(strategy, machine, COSTS).simulated()[2]
+    assert current_s == native_tasks(strategy, machine, COSTS, in_buckets=in_buckets).simulated()[2]
     for _ in range(8):
         number = random.randrange(len(problem.blocks))
         block = problem.blocks[number]
         drawn = Space(strategy.graph, block, len(machine.devices), most_copies=2).drawn(random)
         other = Strategy(strategy.graph, {**strategy.placements, block.name: drawn}, strategy.apart)
-        flat = native_tasks(other, machine, COSTS)
+        flat = native_tasks(other, machine, COSTS, in_buckets=in_buckets)
         expected_s = flat.simulated()[2]
         threshold_s = random.choice([math.inf, current_s, 1.1 * current_s, expected_s])
         found_s = proposals.propose(
@@ -125,27 +126,27 @@ def test_proposals_equal_full_simulations(
             proposals.reject()
         assert proposals.makespan() == current_s
         if method in ("engine", "full"):
-            _, end_s, _ = native_tasks(strategy, machine, COSTS).simulated()
+            _, end_s, _ = native_tasks(strategy, machine, COSTS, in_buckets=in_buckets).simulated()
             counts, ends_s = proposals.ends()
             batches = np.split(end_s, np.cumsum(counts)[:-1])
             assert [batch.max() for batch in batches] == ends_s.tolist()
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "paper_delta"])
-@given(plan=pipelined(), seed=st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
+@given(plan=pipelined(), seed=st.integers(0, 2**32), in_buckets=st.booleans())
+@settings(max_examples=40, deadline=None)
 def test_proposals_of_pipelines_equal_full_simulations(
-    method: native.Method, plan: tuple[Strategy, Machine], seed: int
+    method: native.Method, plan: tuple[Strategy, Machine], seed: int, in_buckets: bool
 ) -> None:
     """The same with micro-batches. (The paper's Algorithm 2 takes for granted what the order of micro-batches
     breaks: that a task without duration precedes what waits for it in the task order.)"""
     strategy, machine = plan
     random, pipeline = Random(seed), strategy.pipeline
     assert pipeline is not None
-    problem = FlatProblem(strategy.graph, machine, COSTS)
+    problem = FlatProblem(strategy.graph, machine, COSTS, in_buckets=in_buckets)
     proposals = placed(problem, strategy, method)
     current_s = proposals.makespan()
-    assert current_s == native_tasks(strategy, machine, COSTS).simulated()[2]
+    assert current_s == native_tasks(strategy, machine, COSTS, in_buckets=in_buckets).simulated()[2]
     for _ in range(8):
         number = random.randrange(len(problem.blocks))
         block, turns = problem.blocks[number], strategy.turns[problem.blocks[number].name]
@@ -162,7 +163,7 @@ def test_proposals_of_pipelines_equal_full_simulations(
             **strategy.turns,
             block.name: replace(other.turns[block.name], in_flight=turns.in_flight),
         }
-        expected_s = native_tasks(changed, machine, COSTS).simulated()[2]
+        expected_s = native_tasks(changed, machine, COSTS, in_buckets=in_buckets).simulated()[2]
         threshold_s = random.choice([math.inf, current_s, 1.1 * current_s, expected_s])
         found_s = proposals.propose(
             number,
@@ -183,15 +184,20 @@ def test_proposals_of_pipelines_equal_full_simulations(
 
 
 @pytest.mark.parametrize("is_structured", [False, True])
-@given(plan=planned(), seed=st.integers(0, 2**32), temperature=st.sampled_from([0.0, 0.01, 0.2]))
-@settings(max_examples=40, deadline=None)
+@given(
+    plan=planned(),
+    seed=st.integers(0, 2**32),
+    temperature=st.sampled_from([0.0, 0.01, 0.2]),
+    in_buckets=st.booleans(),
+)
+@settings(max_examples=50, deadline=None)
 def test_every_method_walks_the_same_chain(
-    is_structured: bool, plan: tuple[Strategy, Machine], seed: int, temperature: float
+    is_structured: bool, plan: tuple[Strategy, Machine], seed: int, temperature: float, in_buckets: bool
 ) -> None:
     """The same proposals are accepted, of one block or of several, however they are simulated, and whether
     or not hopeless ones are dropped early. The temperature is relative to the makespan."""
     strategy, machine = plan
-    problem = FlatProblem(strategy.graph, machine, COSTS, strategy.apart)
+    problem = FlatProblem(strategy.graph, machine, COSTS, strategy.apart, in_buckets=in_buckets)
     chains = [
         placed(problem, strategy, method, seed=seed, is_structured=is_structured) for method in METHODS
     ] + [

@@ -44,7 +44,8 @@ class Outcome:
 
 def bucketed_s(strategy: Strategy, machine: Machine, costs: AnalyticCosts) -> float:
     """What `Outcome.bucketed_s` is, by itself."""
-    return _planned(strategy, machine, costs)[1].bucketed_s()
+    problem, _ = _planned(strategy, machine, costs)
+    return _bucketed_s(problem, strategy)
 
 
 def outcome(
@@ -55,7 +56,7 @@ def outcome(
     problem, planned = _planned(strategy, machine, costs)
     if states_per_weight is None:
         makespan_s, moved, gradients, busy_s, _ = planned.foretold([], [], 0)
-        return Outcome(makespan_s, planned.bucketed_s(), moved, gradients, tuple(busy_s))
+        return Outcome(makespan_s, _bucketed_s(problem, strategy), moved, gradients, tuple(busy_s))
     placed = [placed_block(strategy, number) for number in range(len(strategy.blocks))]
     ledger = Ledger(strategy.graph)
     held = [_held(problem, ledger, each) for each in placed]
@@ -63,7 +64,7 @@ def outcome(
     found = planned.foretold(held, inputs, states_per_weight)
     makespan_s, moved, gradients, busy_s, peaks = found
     memory = tuple(_memory(*peak, states_per_weight) for peak in peaks)
-    return Outcome(makespan_s, planned.bucketed_s(), moved, gradients, tuple(busy_s), memory)
+    return Outcome(makespan_s, _bucketed_s(problem, strategy), moved, gradients, tuple(busy_s), memory)
 
 
 def _planned(
@@ -73,6 +74,12 @@ def _planned(
     planned = native.PlannedTasks(problem.native)
     problem.place(planned, strategy)
     return problem, planned
+
+
+def _bucketed_s(problem: FlatProblem, strategy: Strategy) -> float:
+    planned = native.PlannedTasks(problem.native.in_buckets())
+    problem.place(planned, strategy)
+    return planned.foretold([], [], 0)[0]
 
 
 def _memory(peak_bytes: int, at_s: float, parts: Sequence[int], states_per_weight: int) -> DeviceMemory:

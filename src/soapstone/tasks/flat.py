@@ -55,7 +55,7 @@ class FlatTasks:
 
 class FlatProblem:
     """A graph's blocks and a machine, as the native core takes them. Dims of the kinds in `without` are not
-    split, but for those that count samples."""
+    split, but for those that count samples. In buckets, small gradients are summed together (`buckets`)."""
 
     without: frozenset[Kind] = frozenset()
 
@@ -66,6 +66,8 @@ class FlatProblem:
         costs: AnalyticCosts,
         apart: frozenset[str] = frozenset(),
         without: frozenset[Kind] = frozenset(),
+        *,
+        in_buckets: bool = False,
     ) -> None:
         self.graph, self.machine, self.costs, self.without = graph, machine, costs, without
         self.blocks = blocks(graph, apart)
@@ -78,6 +80,7 @@ class FlatProblem:
             [self._value_data(name) for name in self._values],
             [self._weight_data(name) for name in self._weights],
             self.curves,
+            in_buckets,
         )
 
     @cached_property
@@ -323,10 +326,12 @@ def _axis(axis: Affine, signature: Signature) -> native.Axis:
     return data
 
 
-def native_tasks(strategy: Strategy, machine: Machine, costs: AnalyticCosts) -> FlatTasks:
+def native_tasks(
+    strategy: Strategy, machine: Machine, costs: AnalyticCosts, *, in_buckets: bool = False
+) -> FlatTasks:
     """The task graph of one training iteration, by the native core."""
     strategy.checked(machine)
-    problem = FlatProblem(strategy.graph, machine, costs, strategy.apart)
+    problem = FlatProblem(strategy.graph, machine, costs, strategy.apart, in_buckets=in_buckets)
     planned = native.PlannedTasks(problem.native)
     problem.place(planned, strategy)
     return FlatTasks(*planned.flat(), problem.resources)
