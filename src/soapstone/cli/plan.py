@@ -248,7 +248,7 @@ def _in_buckets(found: _Found) -> str:
     own_s, rival_s = found.figures.bucketed_s, found.rivals["data_parallel"].bucketed_s
     told = f"{SECONDS.short_text(own_s)} with small gradients summed together, as `soapstone train` does"
     if found.outcome.why is WhyInstead.BUCKETS:
-        told += f"; what the search found is slower so: this is {found.outcome.instead}"
+        told += f"; the search, which leaves that out, found a slower one: this is {found.outcome.instead}"
     return f"{told} (data parallelism {SECONDS.short_text(rival_s)})"
 
 

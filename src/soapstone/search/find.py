@@ -3,8 +3,8 @@
 find      the search itself: one entry of `SEARCHES` for each way to search
 settled   the plan: what was found, with its exact prediction; where that does not fit in memory, the
           fastest that does of the baselines and of what a second search finds, which is told to take less;
-          where gradients in buckets, which no search has, make data parallelism or an expert's strategy
-          faster than it, that
+          where gradients in buckets, which the searches leave out, make something else faster than it
+          (data parallelism, an expert's strategy, or what chains in buckets find), that
 """
 
 from __future__ import annotations
@@ -69,8 +69,15 @@ SETTLING_S_PER_SHARD, MOST_SETTLING = 3.5e-4, 0.4
 and BERT-Large 53,000, and the bound, the exact prediction and the figures of it and of the rivals take 7 and
 19 s of CPU time; and [choice] the largest part of the seconds that is kept back for it."""
 
+BUCKETED = "what chains in buckets found"
+"""What the search with gradients in buckets is called where its strategy is taken."""
+
+BUCKETS_SHARE, WORTH_A_SEARCH = 0.15, 0.005
+"""[choice] The part of the budget that is for chains in buckets, where buckets change data parallelism's time
+by more than that part."""
+
 LEAST_GAIN = 0.001
-"""[choice] By what part a baseline must be faster in buckets to be taken instead of what was found."""
+"""[choice] By what part something must be faster in buckets to be taken instead of what was found."""
 
 LONGEST_S = 365 * 24 * 3600
 """[choice] The longest budget: a year."""
@@ -231,12 +238,12 @@ def find(
     show: ShowSearch | None = None,
 ) -> SearchReport:
     """What the search of `options` finds. A KeyboardInterrupt ends it with the best so far. Of the seconds of
-    its budget as much is left as it takes to make a plan of what was found."""
+    its budget as much is left as it takes to make a plan of what was found and to hold it against buckets."""
     if not blocks(graph):
         raise SearchError(
             f"model '{graph.name}' has nothing to split: no operator of it depends on a weight; give it one"
         )
-    budget = _without_settling(options.budget, len(blocks(graph)) * len(machine.devices))
+    budget = _for_search(options.budget, len(blocks(graph)) * len(machine.devices))
     report = search_named(options.search)(graph, machine, costs, replace(options, budget=budget), show)
     # What bounds strategies of whole batches does not bound those of micro-batches.
     if report.lower_bound_s is None and report.strategy.pipeline is None:
@@ -244,11 +251,11 @@ def find(
     return report
 
 
-def _without_settling(budget: Budget, shards: int) -> Budget:
+def _for_search(budget: Budget, shards: int) -> Budget:
     if budget.seconds is None:
         return budget
     kept_s = min(SETTLING_S_PER_SHARD * shards, MOST_SETTLING * budget.seconds)
-    return replace(budget, seconds=budget.seconds - kept_s)
+    return replace(budget, seconds=(budget.seconds - kept_s) * (1 - BUCKETS_SHARE))
 
 
 def search_named(name: str) -> Search:
@@ -284,7 +291,7 @@ def settled(
     fits = prediction.fits(machine)
     chosen, instead, why = report.strategy, None, None
     if fits and not report.is_optimal:
-        faster = _faster_in_buckets(report.strategy, machine, costs, options)
+        faster = _faster_in_buckets(report, machine, costs, options)
         if faster is not None:
             (instead, chosen, prediction), why = faster, WhyInstead.BUCKETS
     if not fits:
@@ -309,25 +316,65 @@ def settled(
 
 
 def _faster_in_buckets(
-    found: Strategy, machine: Machine, costs: AnalyticCosts, options: Options
+    report: SearchReport, machine: Machine, costs: AnalyticCosts, options: Options
 ) -> tuple[str, Strategy, Prediction] | None:
-    """The fastest of data parallelism and the experts' strategies, with gradients in buckets, if it is faster
-    so than what was found, by more than the slack that a user allows, and fits in memory."""
+    """What is faster than what was found, with gradients in buckets, by more than the slack that a user
+    allows, and fits in memory: data parallelism, an expert's strategy, or what chains in buckets find."""
+    found = report.strategy
+    own_s = bucketed_s(found, machine, costs) * (1 - LEAST_GAIN) / (1 + options.slack)
     names = {each.name for each in applicable(found.graph, machine)}
-    rivals = {
+    others = {
         name: baseline(name, found.graph, machine, costs, options.seed)
         for name in ("data_parallel", *EXPERTS)
         if name in names
     }
-    seconds = {name: bucketed_s(strategy, machine, costs) for name, strategy in rivals.items()}
-    own_s = bucketed_s(found, machine, costs)
+    seconds = {name: bucketed_s(strategy, machine, costs) for name, strategy in others.items()}
+    if _buckets_matter(others["data_parallel"], seconds["data_parallel"], machine, costs):
+        again = _searched_in_buckets(report, others, machine, costs, options)
+        if again is not None:
+            others[BUCKETED], seconds[BUCKETED] = again.strategy, again.makespan_s
     for name in sorted(seconds, key=lambda name: seconds[name]):
-        if seconds[name] * (1 + options.slack) >= own_s * (1 - LEAST_GAIN):
+        if seconds[name] >= own_s:
             return None
-        prediction = predicted(rivals[name], machine, costs, options.optimizer)
+        prediction = predicted(others[name], machine, costs, options.optimizer)
         if prediction.fits(machine):
-            return name, rivals[name], prediction
+            return name, others[name], prediction
     return None
+
+
+def _buckets_matter(shared: Strategy, in_buckets_s: float, machine: Machine, costs: AnalyticCosts) -> bool:
+    """Whether sums of small gradients take a part of data parallelism's time that is worth a search."""
+    apart_s = native_tasks(shared, machine, costs).simulated()[2]
+    return abs(apart_s - in_buckets_s) > WORTH_A_SEARCH * apart_s
+
+
+def _searched_in_buckets(
+    report: SearchReport,
+    others: Mapping[str, Strategy],
+    machine: Machine,
+    costs: AnalyticCosts,
+    options: Options,
+) -> SearchReport | None:
+    """What chains in buckets find that start from what was found and from the others; None if there is no
+    time for them, or for a pipeline, which chains leave as it is."""
+    if report.stop is StopReason.INTERRUPTED or report.strategy.pipeline is not None:
+        return None
+    try:
+        return mcmc(
+            report.strategy.graph,
+            machine,
+            costs,
+            method=replace(RULES["mcmc"], starts=()),
+            budget=_part(options.budget, BUCKETS_SHARE),
+            seed=options.seed,
+            threads=options.threads,
+            optimizer=options.optimizer,
+            slack=options.slack,
+            known={"found": report.strategy, **others},
+            in_buckets=True,
+        )
+    except KeyboardInterrupt:  # before anything was found
+        return None
 
 
 def _spared(

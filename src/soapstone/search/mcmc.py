@@ -160,6 +160,7 @@ def mcmc(  # noqa: PLR0913, a search has that many sides
     slack: float = 0.0,
     known: Mapping[str, Strategy] | None = None,
     without: frozenset[Kind] = frozenset(),
+    in_buckets: bool = False,
     show: ShowSearch | None = None,
 ) -> SearchReport:
     """The best strategy that the chains of a method find, one of `RULES` or another. They start from the
@@ -168,14 +169,15 @@ def mcmc(  # noqa: PLR0913, a search has that many sides
 
     A KeyboardInterrupt ends the search, and what was found until then is returned. Strategies may take
     `memory_share` of what devices have. `slack` is by what part the strategy may take longer than the best
-    that was found, if links are then less busy.
+    that was found, if links are then less busy. In buckets, times are those with small gradients summed
+    together (`tasks.buckets`).
     """
     limits = _Limits(
         [int(device.kind.memory_bytes * memory_share) for device in machine.devices],
         1 + STATES_PER_WEIGHT[optimizer],
     )
     rules = method if isinstance(method, Rules) else RULES[method]
-    problem = FlatProblem(graph, machine, costs or AnalyticCosts(), without=without)
+    problem = FlatProblem(graph, machine, costs or AnalyticCosts(), without=without, in_buckets=in_buckets)
     search = _Search(problem, rules, budget or Budget(), seed, limits)
     stop = search.run(threads, slack, show, known or {})
     record = search.record
