@@ -44,8 +44,20 @@ class Outcome:
 
 def bucketed_s(strategy: Strategy, machine: Machine, costs: AnalyticCosts) -> float:
     """What `Outcome.bucketed_s` is, by itself."""
-    problem, _ = _planned(strategy, machine, costs)
-    return _bucketed_s(problem, strategy)
+    (found_s,) = bucketed_times([strategy], machine, costs)
+    return found_s
+
+
+def bucketed_times(
+    strategies: Sequence[Strategy], machine: Machine, costs: AnalyticCosts
+) -> tuple[float, ...]:
+    """The same for several strategies of one graph."""
+    problems: dict[frozenset[str], FlatProblem] = {}
+    for strategy in strategies:
+        if strategy.apart not in problems:
+            graph = strategy.checked(machine).graph
+            problems[strategy.apart] = FlatProblem(graph, machine, costs, strategy.apart)
+    return tuple(_bucketed_s(problems[strategy.apart], strategy) for strategy in strategies)
 
 
 def outcome(
