@@ -221,6 +221,14 @@ class TaskGraph {
     std::int32_t box;
   };
 
+  // The gate of a box in a draft.
+  struct Gate {
+    std::int32_t weight;  // its place on the shelf
+    std::int32_t box;
+    std::int32_t gate;
+    std::int32_t givers;
+  };
+
   // Gradients that are summed together.
   struct Bucket {
     std::vector<std::int32_t> ring;
@@ -325,12 +333,6 @@ class TaskGraph {
   std::vector<std::int32_t> turns_;
   std::vector<std::unordered_map<std::uint64_t, std::pair<std::vector<std::int32_t>, Cut>>> cuts_;  // by weight
   std::vector<std::int32_t> distinct_;
-  struct Gate {
-    std::int32_t weight;  // its place on the shelf
-    std::int32_t box;
-    std::int32_t gate;  // in the draft
-    std::int32_t givers;
-  };
   std::vector<Gate> box_gates_;
   std::vector<std::int32_t> bucket_of_piece_;  // or the complement of an update, in the draft
   std::vector<Bucket> buckets_;  // the first `bucket_count_`

@@ -59,7 +59,7 @@ void TaskGraph::BuildShelf(std::int32_t shelf, Group* built) {
 TaskGraph::Bucket* TaskGraph::BucketOf(std::span<const std::int32_t> ring, std::int64_t size_bytes,
                                        TaskOrder* order) {
   std::size_t at = problem_->has_buckets ? 0 : bucket_count_;
-  while (at < bucket_count_ && !std::equal(ring.begin(), ring.end(), buckets_[at].ring.begin(), buckets_[at].ring.end())) ++at;
+  while (at < bucket_count_ && !std::ranges::equal(ring, buckets_[at].ring)) ++at;
   if (at == bucket_count_) {
     if (bucket_count_ == buckets_.size()) buckets_.emplace_back();
     Bucket& added = buckets_[bucket_count_++];
