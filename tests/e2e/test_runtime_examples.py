@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
@@ -32,8 +33,13 @@ def test_lenet_learns_the_digits_on_four_ranks_as_in_one_process(tmp_path: Path)
     ran([sys.executable, str(EXAMPLES / "digits.py"), "--epochs", "14", "--losses", str(one)])
     ours, alone = json.loads(four.read_text()), json.loads(one.read_text())
     assert ours["accuracy"] > 0.97
-    # Single precision: the first epochs run together, later ones drift apart as rounding grows.
-    assert ours["losses"][:60] == pytest.approx(alone["losses"][:60], rel=1e-3)
+    # Single precision: the first epoch runs together step by step; then rounding decides at some relu, and
+    # single steps drift apart while the curve stays the same.
+    steps = len(alone["losses"]) // 14
+    assert ours["losses"][:steps] == pytest.approx(alone["losses"][:steps], rel=1e-5)
+    for epoch in range(7):
+        part = slice(epoch * steps, (epoch + 1) * steps)
+        assert mean(ours["losses"][part]) == pytest.approx(mean(alone["losses"][part]), rel=0.02)
     assert sum(ours["losses"][-20:]) == pytest.approx(sum(alone["losses"][-20:]), rel=0.3, abs=0.05)
 
 

@@ -3,8 +3,8 @@
 find      the search itself: one entry of `SEARCHES` for each way to search
 settled   the plan: what was found, with its exact prediction; where that does not fit in memory, the
           fastest that does of the baselines and of what a second search finds, which is told to take less;
-          where gradients in buckets, which the searches leave out, make something else faster than it
-          (data parallelism, an expert's strategy, or what chains in buckets find), that
+          of `auto`, where gradients in buckets, which the searches leave out, make something else faster
+          than it (data parallelism, an expert's strategy, or what chains in buckets find), that
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def find(
         raise SearchError(
             f"model '{graph.name}' has nothing to split: no operator of it depends on a weight; give it one"
         )
-    budget = _for_search(options.budget, len(blocks(graph)) * len(machine.devices))
+    budget = _for_search(options, len(blocks(graph)) * len(machine.devices))
     report = search_named(options.search)(graph, machine, costs, replace(options, budget=budget), show)
     # What bounds strategies of whole batches does not bound those of micro-batches.
     if report.lower_bound_s is None and report.strategy.pipeline is None:
@@ -252,11 +252,12 @@ def find(
     return report
 
 
-def _for_search(budget: Budget, shards: int) -> Budget:
+def _for_search(options: Options, shards: int) -> Budget:
+    budget = options.budget
     if budget.seconds is None:
         return budget
     kept_s = min(SETTLING_S_PER_SHARD * shards, MOST_SETTLING * budget.seconds)
-    share = 0.0 if shards > LARGE else BUCKETS_SHARE
+    share = BUCKETS_SHARE if options.search == DEFAULT_SEARCH and shards <= LARGE else 0.0
     return replace(budget, seconds=(budget.seconds - kept_s) * (1 - share))
 
 
@@ -287,12 +288,12 @@ class Settled:
 def settled(
     report: SearchReport, machine: Machine, costs: AnalyticCosts, model: str, options: Options
 ) -> Settled:
-    """The plan that a search leads to. One that does not fit is never preferred to one that does; what is
-    proved to be the optimum of the searches' task graph is kept."""
+    """The plan that a search leads to. One that does not fit is never preferred to one that does. Only what
+    `auto` found is held against buckets: who asks for another search is to have what it finds."""
     prediction = predicted(report.strategy, machine, costs, options.optimizer)
     fits = prediction.fits(machine)
     chosen, instead, why = report.strategy, None, None
-    if fits and not report.is_optimal:
+    if fits and options.search == DEFAULT_SEARCH:
         faster = _faster_in_buckets(report, prediction, machine, costs, options)
         if faster is not None:
             (instead, chosen, prediction), why = faster, WhyInstead.BUCKETS
