@@ -113,7 +113,7 @@ class Executor:
             self._do(action)
             while released < self._cursor:
                 for port in self.program.releases[released]:
-                    port.clear()
+                    port.release()
                 released += 1
         self.program.free.finish()
         self.buffers.update(self.wire)
@@ -246,7 +246,9 @@ class Executor:
             kept = torch.empty(count, dtype=dtype) if kept is None else kept
             self._buckets[id(action)] = kept
         self.wire.reuse(kept, f"{action.pieces[0].weight} gradient")
-        return torch.cat(list(found), out=kept)
+        torch.cat(list(found), out=kept)
+        self._put_back(action, kept)  # what autograd made is not needed beside the bucket
+        return kept
 
     def _give(self, action: SumGradients | ReportLoss, tensor: Tensor) -> None:
         """Have a tensor added up, now or, while the pass is recorded, in every replay."""
