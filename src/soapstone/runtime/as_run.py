@@ -3,24 +3,27 @@
 The task graph has an all-reduce for each piece of a weight; the runtime puts those of the same ranks into
 buckets (`tasks.buckets`). A bucket moves the bytes of all its members with the latency of one, when the
 last of them is ready, and every update waits for its bucket. All weights are updated in one go at the end, so
-gradients live until then, beside the bucket they were copied into. Sums of the loss that nobody has to wait
-for (`deferring`) take no time. A device takes its tasks in the order of all ranks (`order`), also where
-another could start earlier. All else is the same.
+gradients live until then: in their bucket, where there is one. Sums of the loss that nobody has to wait for
+(`deferring`) take no time. A device takes its tasks in the order of all ranks (`order`), also where another
+could start earlier. Every rank holds the batch, buffers, constants and what follows from these whole
+(`inputs`). All else is the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
-from soapstone.graph import Graph, Role
+from soapstone.graph import ITEM_BYTES, Graph, Role
 from soapstone.runtime.deferring import deferred
 from soapstone.runtime.linking import placed_blocks
 from soapstone.runtime.order import execution_order
 from soapstone.sim.reference import Timeline
+from soapstone.strategy.blocks import free_values
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.buckets import shelves
-from soapstone.tasks.placed import UPDATE, WEIGHT
+from soapstone.tasks.placed import BACKWARD, UPDATE, WEIGHT
 from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, TaskGraph, TaskKind
 
 
@@ -34,9 +37,17 @@ class AsRun:
     left_out: frozenset[Key]
 
 
-def as_run(strategy: Strategy, tasks: TaskGraph, timeline: Timeline, *, keeps_sent: bool = True) -> AsRun:
+def as_run(
+    strategy: Strategy,
+    tasks: TaskGraph,
+    timeline: Timeline,
+    *,
+    keeps_sent: bool = True,
+    keeps_buckets: bool = True,
+) -> AsRun:
     """The task graph with its gradients in buckets; members that are led take no time of their own. A rank
-    keeps what it has sent, unless that was copied elsewhere (`mailbox`)."""
+    keeps what it has sent, unless that was copied elsewhere (`mailbox`), and, where it is a CPU, buckets from
+    step to step."""
     graph = strategy.graph
     unsummed = deferred(graph, placed_blocks(strategy), tasks.exchanges)
     left_out = frozenset(task.key for task in tasks.tasks if task.key[:-2] in unsummed)
@@ -58,8 +69,9 @@ def as_run(strategy: Strategy, tasks: TaskGraph, timeline: Timeline, *, keeps_se
         duration_s = 0.0 if task.key in led_by or task.key in left_out else task.duration_s
         changed.append(replace(task, after=tuple(sorted(after)), duration_s=duration_s))
     buffers = (
-        *_kept_to_the_end(tasks),
-        *_copies(tasks, buckets),
+        *_kept_to_the_end(tasks, buckets if keeps_buckets else ()),
+        *_copies(tasks, buckets, stay=keeps_buckets),
+        *_whole_inputs(graph, len({buffer.device for buffer in tasks.buffers})),
         *_fresh_gradients(tasks, timeline),
         *(_sent(tasks) if keeps_sent else ()),
     )
@@ -88,24 +100,47 @@ def _updates(tasks: TaskGraph) -> Mapping[int, tuple[Key, ...]]:
     return {device: tuple(keys) for device, keys in found.items()}
 
 
-def _kept_to_the_end(tasks: TaskGraph) -> Iterator[Buffer]:
-    """The buffers, with gradients of weights needed until the last update."""
+def _kept_to_the_end(tasks: TaskGraph, buckets: Sequence[Sequence[Key]]) -> Iterator[Buffer]:
+    """The buffers but for inputs, with gradients of weights needed until the last update, or until they are in
+    one of these buckets, where all of a weight that a device has goes into one."""
     updates = _updates(tasks)
+    into = {member[:-1]: (*bucket[-1], 0) for bucket in buckets if len(bucket) > 1 for member in bucket}
+    pieces: dict[tuple[int, int], list[Key]] = {}  # weight, device -> the exchanges of its pieces
+    for key, exchange in tasks.exchanges.items():
+        if key[0] == BACKWARD and key[2] == WEIGHT:
+            for sink in exchange.sinks:
+                pieces.setdefault((key[3], sink.device), []).append(key)
     for buffer in tasks.buffers:
-        is_gradient = buffer.kind is BufferKind.WEIGHT_GRADIENT
-        yield replace(buffer, needed_by=updates[buffer.device]) if is_gradient else buffer
+        if buffer.kind is BufferKind.WEIGHT_GRADIENT:
+            ((_, weight, device),) = buffer.needed_by
+            own = pieces[weight, device]
+            is_moved = len(own) == 1 and own[0] in into
+            yield replace(buffer, needed_by=(into[own[0]],) if is_moved else updates[device])
+        elif buffer.kind is not BufferKind.INPUT:
+            yield buffer
 
 
-def _copies(tasks: TaskGraph, buckets: Sequence[Sequence[Key]]) -> Iterator[Buffer]:
-    """What buckets of several gradients hold on each of their devices."""
+def _whole_inputs(graph: Graph, device_count: int) -> Iterator[Buffer]:
+    """What every rank holds that is made of no weight."""
+    free = free_values(graph)
+    views = {name for node in graph.nodes if node.op.is_view for name in node.outputs}
+    values = [graph.value(name) for name in free - views]
+    size_bytes = sum(prod(value.shape) * ITEM_BYTES[value.dtype] for value in values)
+    for device in range(device_count):
+        yield Buffer(BufferKind.INPUT, device, size_bytes)
+
+
+def _copies(tasks: TaskGraph, buckets: Sequence[Sequence[Key]], *, stay: bool) -> Iterator[Buffer]:
+    """What buckets of several gradients hold on each of their devices, throughout if they stay."""
     updates = _updates(tasks)
     for bucket in buckets:
         moves = [tasks.exchanges[move[:-1]].moves[0] for move in bucket]
         if len(bucket) > 1:
             size_bytes = sum(_size_bytes(tasks, move) for move in bucket)
             for device in moves[0].devices:
-                made_by = ((*bucket[-1], 0),)
-                yield Buffer(BufferKind.WEIGHT_GRADIENT, device, size_bytes, made_by, updates[device])
+                made_by = () if stay else ((*bucket[-1], 0),)
+                needed_by = () if stay else updates[device]
+                yield Buffer(BufferKind.WEIGHT_GRADIENT, device, size_bytes, made_by, needed_by)
 
 
 def _fresh_gradients(tasks: TaskGraph, timeline: Timeline) -> Iterator[Buffer]:

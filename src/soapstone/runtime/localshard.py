@@ -141,10 +141,11 @@ class LocalSegment:
         if self.region is not None:
             for action in self.actions:
                 action()
-            return
-        with torch.no_grad():
-            for action in self.actions:
-                action()
+        else:
+            with torch.no_grad():
+                for action in self.actions:
+                    action()
+        self._bridges.clear()  # nobody else reads them, and they hold memory
 
     def keep(self, made: Made, tensor: Tensor) -> None:
         """Put a value where others find it, and remember that its gradient is wanted."""

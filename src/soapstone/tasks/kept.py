@@ -52,6 +52,33 @@ def kept(graph: Graph, node: Node) -> Kept:
     return Kept(frozenset(i for i in read if f"x{i}" in needed), _SUM in needed)
 
 
+def passes_gradient(graph: Graph, node: Node, operand: int) -> bool:
+    """Whether the gradient of an operand is that of the output itself, as autograd passes it on: the node only
+    adds to it, element by element."""
+    signature = graph.signature(node)
+    if node.op.body is None or signature.summed_dims or len(node.outputs) != 1:
+        return False
+    if node.op.finish_meaning(signature, node.attrs) is not None:
+        return False
+    name = node.operands[operand]
+    if not isinstance(name, str) or graph.value(name).shape != graph.value(node.outputs[0]).shape:
+        return False
+    return _is_term(_body(node, signature), f"x{operand}")
+
+
+def _is_term(expression: Scalar, symbol: str) -> bool:
+    """Whether an expression is a sum of which a symbol is one term."""
+    match expression.op, expression.args:
+        case "var", (name,):
+            return bool(name == symbol)
+        case "add", (a, b):
+            return _is_term(a, symbol) or _is_term(b, symbol)
+        case "sub", (a, _):
+            return _is_term(a, symbol)
+        case _:
+            return False
+
+
 def _body(node: Node, signature: Signature) -> Scalar:
     return node.op.body_meaning(signature, dict.fromkeys(signature.sizes, 0), node.attrs)
 
