@@ -5,22 +5,19 @@ buckets (`tasks.buckets`). A bucket moves the bytes of all its members with the 
 last of them is ready, and every update waits for its bucket. All weights are updated in one go at the end, so
 gradients live until then: in their bucket, where there is one. Sums of the loss that nobody has to wait for
 (`deferring`) take no time. A device takes its tasks in the order of all ranks (`order`), also where another
-could start earlier. Every rank holds the batch, buffers, constants and what follows from these whole
-(`inputs`). All else is the same.
+could start earlier. All else is the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
-from soapstone.graph import ITEM_BYTES, Graph, Role
+from soapstone.graph import Graph, Role
 from soapstone.runtime.deferring import deferred
 from soapstone.runtime.linking import placed_blocks
 from soapstone.runtime.order import execution_order
 from soapstone.sim.reference import Timeline
-from soapstone.strategy.blocks import free_values
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.buckets import shelves
 from soapstone.tasks.placed import BACKWARD, UPDATE, WEIGHT
@@ -71,7 +68,6 @@ def as_run(
     buffers = (
         *_kept_to_the_end(tasks, buckets if keeps_buckets else ()),
         *_copies(tasks, buckets, stay=keeps_buckets),
-        *_whole_inputs(graph, len({buffer.device for buffer in tasks.buffers})),
         *_fresh_gradients(tasks, timeline),
         *(_sent(tasks) if keeps_sent else ()),
     )
@@ -101,7 +97,7 @@ def _updates(tasks: TaskGraph) -> Mapping[int, tuple[Key, ...]]:
 
 
 def _kept_to_the_end(tasks: TaskGraph, buckets: Sequence[Sequence[Key]]) -> Iterator[Buffer]:
-    """The buffers but for inputs, with gradients of weights needed until the last update, or until they are in
+    """The buffers, with gradients of weights needed until the last update, or until they are in
     one of these buckets, where all of a weight that a device has goes into one."""
     updates = _updates(tasks)
     into = {member[:-1]: (*bucket[-1], 0) for bucket in buckets if len(bucket) > 1 for member in bucket}
@@ -116,18 +112,8 @@ def _kept_to_the_end(tasks: TaskGraph, buckets: Sequence[Sequence[Key]]) -> Iter
             own = pieces[weight, device]
             is_moved = len(own) == 1 and own[0] in into
             yield replace(buffer, needed_by=(into[own[0]],) if is_moved else updates[device])
-        elif buffer.kind is not BufferKind.INPUT:
+        else:
             yield buffer
-
-
-def _whole_inputs(graph: Graph, device_count: int) -> Iterator[Buffer]:
-    """What every rank holds that is made of no weight."""
-    free = free_values(graph)
-    views = {name for node in graph.nodes if node.op.is_view for name in node.outputs}
-    values = [graph.value(name) for name in free - views]
-    size_bytes = sum(prod(value.shape) * ITEM_BYTES[value.dtype] for value in values)
-    for device in range(device_count):
-        yield Buffer(BufferKind.INPUT, device, size_bytes)
 
 
 def _copies(tasks: TaskGraph, buckets: Sequence[Sequence[Key]], *, stay: bool) -> Iterator[Buffer]:

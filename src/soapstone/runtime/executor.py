@@ -313,6 +313,8 @@ class Executor:
             shard.clear()
         for statistics in self.program.links.statistics.values():
             statistics.clear()
+        for holding in self.program.held:
+            holding.clear()
 
     def _forget(self) -> None:
         """Drop what a pass that broke off has left."""

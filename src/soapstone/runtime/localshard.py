@@ -46,6 +46,7 @@ def weight_part(holding: Holding, box: Any, contributes: bool) -> Read:
     """A part of a weight; it gets no gradient from a read that does not contribute."""
     if contributes and holding.box == box:
         return lambda: holding.parameter
+    holding.expect(box)
     return (lambda: holding.read(box)) if contributes else (lambda: holding.read(box).detach())
 
 

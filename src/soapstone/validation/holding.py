@@ -8,21 +8,26 @@ A buffer of the task graph (`tasks.buffers`) lives for whole tasks. Inside one, 
                 been taken back; what the task leaves is not all there at once
 
 The most of this at any node, beyond what the buffers have for the task anyway, is one buffer of the task. What
-operators take and keep is measured (`cost.profiler`).
+operators take and keep is measured (`cost.profiler`). And a rank holds more than its shards read: the batch,
+buffers, constants and what follows from these whole (`runtime.inputs`), and copies of parts of weights
+(`runtime.weights`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from soapstone.cost.work import Work, work_of
 from soapstone.graph import ITEM_BYTES, Graph, Node
-from soapstone.ops.box import volume
+from soapstone.ops.box import Box, contains, volume
+from soapstone.runtime.weights import Weights, is_copied
+from soapstone.strategy.blocks import free_values
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.kept import kept, passes_gradient
 from soapstone.tasks.placed import Placed, placed_block
-from soapstone.tasks.task import Buffer, BufferKind
+from soapstone.tasks.task import Buffer, BufferKind, Key, TaskGraph
 
 Bytes = Mapping[Work, int]
 
@@ -47,6 +52,39 @@ def beside(strategy: Strategy, measured: Measured) -> Iterator[Buffer]:
             sizes = _Sizes(strategy.graph, placed, shard, measured)
             for segment in range(placed.segments.count):
                 yield from _segment(sizes, segment)
+
+
+def whole_inputs(graph: Graph, device_count: int) -> Iterator[Buffer]:
+    """What every rank holds that is made of no weight."""
+    views = {name for node in graph.nodes if node.op.is_view for name in node.outputs}
+    values = [graph.value(name) for name in free_values(graph) - views]
+    size_bytes = sum(prod(value.shape) * ITEM_BYTES[value.dtype] for value in values)
+    for device in range(device_count):
+        yield Buffer(BufferKind.INPUT, device, size_bytes)
+
+
+def copied_parts(strategy: Strategy, tasks: TaskGraph) -> Iterator[Buffer]:
+    """The copies of parts of weights that several nodes of a rank read."""
+    graph, blocks = strategy.graph, [placed_block(strategy, n) for n in range(len(strategy.blocks))]
+    weights = Weights(graph, blocks, tasks.exchanges)
+    users: dict[tuple[str, Box, int], list[tuple[Key, Key]]] = {}
+    for name, readers in weights.readers.items():
+        for reader in readers:
+            placed, segment = reader.placed, reader.placed.segments.reads_in[reader.node]
+            boxes = placed.layout.reads(reader.node, reader.operand)
+            for shard, copy, device in placed.shards():
+                box = boxes[shard]
+                if box is not None:
+                    both = placed.forward(segment, shard, copy), placed.backward(segment, shard, copy)
+                    users.setdefault((name, box, device), []).append(both)
+    held = {device: weights.boxes_on(device) for _, _, device in users}
+    for (name, box, device), both in users.items():
+        around = next(own for own in held[device][name] if contains(own, box))
+        if is_copied(box, around, len(both)):
+            size_bytes = volume(box) * ITEM_BYTES[graph.value(name).dtype]
+            made_by = tuple(forward for forward, _ in both)
+            needed_by = tuple(backward for _, backward in both if backward in tasks.ids)
+            yield Buffer(BufferKind.ACTIVATION, device, size_bytes, made_by, needed_by)
 
 
 def _segment(sizes: _Sizes, segment: int) -> Iterator[Buffer]:

@@ -36,10 +36,10 @@ from soapstone.sim.memory import STATES_PER_WEIGHT, peak_memory
 from soapstone.sim.reference import Timeline, simulate
 from soapstone.tasks.build import task_graph
 from soapstone.tasks.exchange import Exchange, Move, Pattern
-from soapstone.tasks.task import COMPUTE_KINDS, Key, Task, TaskGraph
+from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, Key, Task, TaskGraph
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import crowded
-from soapstone.validation.holding import NOTHING, Measured, beside
+from soapstone.validation.holding import NOTHING, Measured, beside, copied_parts, whole_inputs
 
 Floats = NDArray[np.float64]
 
@@ -169,7 +169,13 @@ def parts_of(
         wire_s[b] += wire_s[a]
         latency_s[b] = max(latency_s[b], latency_s[a])
         wire_s[a] = latency_s[a] = 0.0
-    tasks = replace(ran.tasks, buffers=(*ran.tasks.buffers, *beside(strategy, measured)))
+    buffers = (
+        *(buffer for buffer in ran.tasks.buffers if buffer.kind is not BufferKind.INPUT),
+        *whole_inputs(strategy.graph, len(machine.devices)),
+        *copied_parts(strategy, plain),
+        *beside(strategy, measured),
+    )
+    tasks = replace(ran.tasks, buffers=buffers)
     flat = _flat(tasks, has_links=not shares_memory)
     seconds = crowded(
         np.where(is_compute, full, 0.0),
