@@ -10,17 +10,23 @@ could start earlier. All else is the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from soapstone.graph import Graph, Role
+from soapstone.runtime.collectives import USED, chosen
 from soapstone.runtime.deferring import deferred
-from soapstone.runtime.linking import placed_blocks
+from soapstone.runtime.linking import Links, placed_blocks
+from soapstone.runtime.listing import listed
 from soapstone.runtime.order import execution_order
+from soapstone.runtime.regions import found_regions
+from soapstone.runtime.weights import Weights
 from soapstone.sim.reference import Timeline
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.buckets import shelves
-from soapstone.tasks.placed import BACKWARD, UPDATE, WEIGHT
+from soapstone.tasks.placed import BACKWARD, COMPUTE, UPDATE, WEIGHT
 from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, TaskGraph, TaskKind
 
 
@@ -39,12 +45,13 @@ def as_run(
     tasks: TaskGraph,
     timeline: Timeline,
     *,
-    keeps_sent: bool = True,
+    device_count: int = 2,
+    backend: str = "gloo",
     keeps_buckets: bool = True,
 ) -> AsRun:
     """The task graph with its gradients in buckets; members that are led take no time of their own. A rank
     keeps what it has sent, unless that was copied elsewhere (`mailbox`), and, where it is a CPU, buckets from
-    step to step."""
+    step to step. `backend` is what carries messages (`Wire.backend`)."""
     graph = strategy.graph
     unsummed = deferred(graph, placed_blocks(strategy), tasks.exchanges)
     left_out = frozenset(task.key for task in tasks.tasks if task.key[:-2] in unsummed)
@@ -65,11 +72,12 @@ def as_run(
             after |= {led_by[key] for key in task.after if key in led_by}
         duration_s = 0.0 if task.key in led_by or task.key in left_out else task.duration_s
         changed.append(replace(task, after=tuple(sorted(after)), duration_s=duration_s))
+    regions = backward_regions(strategy, tasks, timeline, device_count, backend)
     buffers = (
-        *_kept_to_the_end(tasks, buckets if keeps_buckets else ()),
+        *_held_by_regions(_kept_to_the_end(tasks, buckets if keeps_buckets else ()), regions),
         *_copies(tasks, buckets, stay=keeps_buckets),
-        *_fresh_gradients(tasks, timeline),
-        *(_sent(tasks) if keeps_sent else ()),
+        *_fresh_gradients(tasks, timeline, regions),
+        *(_sent(tasks) if backend != "memory" else ()),
     )
     return AsRun(replace(tasks, tasks=tuple(changed), buffers=buffers), led_by, left_out)
 
@@ -129,15 +137,59 @@ def _copies(tasks: TaskGraph, buckets: Sequence[Sequence[Key]], *, stay: bool) -
                 yield Buffer(BufferKind.WEIGHT_GRADIENT, device, size_bytes, made_by, needed_by)
 
 
-def _fresh_gradients(tasks: TaskGraph, timeline: Timeline) -> Iterator[Buffer]:
-    """What autograd holds while it adds to the gradient of a weight that is used more than once: the new
-    part and, the first time, a new sum beside the old one ([measured] three times a linear layer's weight
-    at the second use, twice from then on)."""
+def backward_regions(
+    strategy: Strategy, tasks: TaskGraph, timeline: Timeline, device_count: int, backend: str
+) -> Mapping[Key, tuple[Key, ...]]:
+    """For each backward task all those that autograd takes back in one call with it, on its device."""
+    graph, blocks = strategy.graph, placed_blocks(strategy)
+    weights = Weights(graph, blocks, tasks.exchanges)
+    summed = [p.holders for pieces in weights.pieces.values() for p in pieces if p.is_summed]
+    moves, _ = chosen(tasks, USED[backend], [*summed, tuple(range(device_count))])
+    unsummed, order = deferred(graph, blocks, tasks.exchanges), execution_order(tasks, timeline)
+    found: dict[Key, tuple[Key, ...]] = {}
+    for rank in range(device_count):
+        links = Links(strategy, tasks, rank, torch.device("cpu"), moves, unsummed)
+        members: dict[int, list[Key]] = {}
+        own = listed(links, weights, order)
+        regions = found_regions(links, own, fuse=True)
+        for _, key, what in own:
+            if key[0] == BACKWARD and key[2] == COMPUTE:
+                members.setdefault(regions[what].number, []).append(key)
+        found.update({key: tuple(keys) for keys in members.values() for key in keys})
+    return found
+
+
+def _held_by_regions(buffers: Iterable[Buffer], regions: Mapping[Key, tuple[Key, ...]]) -> Iterator[Buffer]:
+    """The buffers, with the gradients that a region starts from held until it has been taken back."""
+    for buffer in buffers:
+        if buffer.kind is BufferKind.GRADIENT:
+            into = {regions[key] for key in buffer.needed_by if key in regions}
+            roots = [keys for keys in into if not set(keys) & set(buffer.made_by)]
+            held = {*buffer.needed_by, *(key for keys in roots for key in keys)}
+            yield replace(buffer, needed_by=tuple(sorted(held)))
+        else:
+            yield buffer
+
+
+def _fresh_gradients(
+    tasks: TaskGraph, timeline: Timeline, regions: Mapping[Key, tuple[Key, ...]]
+) -> Iterator[Buffer]:
+    """What autograd holds while it adds to the gradient of a weight that is used more than once. Within a
+    region it adds up what is to be added: the new part and, the first time, a new sum beside the old one
+    ([measured] three times a linear layer's weight at the second use, twice from then on). The sum of a later
+    region is apart from the gradient that there is, until it is added to that."""
     for buffer in tasks.buffers:
-        if buffer.kind is BufferKind.WEIGHT_GRADIENT:
-            makers = sorted(buffer.made_by, key=lambda key: timeline.start_s[tasks.ids[key]])
-            for number, key in enumerate(makers[1:]):
-                size_bytes = buffer.size_bytes * (2 if number == 0 else 1)
+        if buffer.kind is not BufferKind.WEIGHT_GRADIENT:
+            continue
+        makers = sorted(buffer.made_by, key=lambda key: timeline.start_s[tasks.ids[key]])
+        together: dict[tuple[Key, ...], list[Key]] = {}
+        for key in makers:
+            together.setdefault(regions.get(key, (key,)), []).append(key)
+        for number, keys in enumerate(together.values()):
+            if number:
+                yield replace(buffer, made_by=tuple(keys), needed_by=())
+            for place, key in enumerate(keys[1:]):
+                size_bytes = buffer.size_bytes * (2 if place == 0 else 1)
                 yield Buffer(BufferKind.WEIGHT_GRADIENT, buffer.device, size_bytes, (key,), ())
 
 

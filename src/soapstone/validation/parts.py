@@ -151,7 +151,12 @@ def parts_of(
     plain = task_graph(strategy, machine, costs)
     timeline = simulate(plain)
     ran = as_run(
-        strategy, plain, timeline, keeps_sent=not shares_memory, keeps_buckets=not launches_ahead
+        strategy,
+        plain,
+        timeline,
+        device_count=len(machine.devices),
+        backend=backend,
+        keeps_buckets=not launches_ahead,
     )
     counted = task_graph(strategy, machine, _Counting(lambda _: 1.0, 1.0))
     swift = task_graph(strategy, _without_latency(machine), costs)
