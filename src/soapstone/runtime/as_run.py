@@ -33,11 +33,13 @@ from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, TaskGra
 @dataclass(frozen=True)
 class AsRun:
     """The tasks with their new dependencies; `led_by` says for each member of a bucket, other than the
-    last, which task now does its work (hop by hop); `left_out` are the tasks that nobody does."""
+    last, which task now does its work (hop by hop); `left_out` are the tasks that nobody does; `regions` has for
+    each backward task those that autograd takes back in one call with it."""
 
     tasks: TaskGraph
     led_by: Mapping[Key, Key]
     left_out: frozenset[Key]
+    regions: Mapping[Key, tuple[Key, ...]]
 
 
 def as_run(
@@ -79,7 +81,7 @@ def as_run(
         *_fresh_gradients(tasks, timeline, regions),
         *(_sent(tasks) if backend != "memory" else ()),
     )
-    return AsRun(replace(tasks, tasks=tuple(changed), buffers=buffers), led_by, left_out)
+    return AsRun(replace(tasks, tasks=tuple(changed), buffers=buffers), led_by, left_out, regions)
 
 
 def _walked(tasks: TaskGraph, timeline: Timeline) -> Mapping[Key, set[Key]]:

@@ -3,7 +3,8 @@
 The derivative of `x * w` by `w` needs `x`; that of a sum needs nothing; that of a maximum or an
 exponential needs its argument. An operator of one operand that only rises or only falls (relu, tanh,
 sigmoid) can do with its output instead: where it is flat the derivative is 0, elsewhere the output
-tells the input. An operator without a body keeps all it read.
+tells the input. An operator without a body keeps all it read. Where torch does otherwise, the operator says
+so (`Op.keeps`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ def kept(graph: Graph, node: Node) -> Kept:
     if not any(name in graph.differentiable for name in node.outputs):
         return Kept()
     read = [i for i, operand in enumerate(node.operands) if isinstance(operand, str)]
+    if node.op.keeps is not None:
+        names = node.op.operand_names
+        return Kept(frozenset(i for i in read if names[i] in node.op.keeps), "output" in node.op.keeps)
     signature = graph.signature(node)
     if node.op.body is None or (node.op.reduce != "sum" and signature.summed_dims):
         return Kept(frozenset(read))

@@ -15,8 +15,9 @@ buffers, constants and what follows from these whole (`runtime.inputs`), and cop
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 from soapstone.cost.work import Work, work_of
@@ -44,14 +45,17 @@ class Measured:
 NOTHING = Measured()
 
 
-def beside(strategy: Strategy, measured: Measured) -> Iterator[Buffer]:
-    """The buffers of what tasks hold beside what the task graph knows of."""
+def beside(
+    strategy: Strategy, measured: Measured, regions: Mapping[Key, tuple[Key, ...]]
+) -> Iterator[Buffer]:
+    """The buffers of what tasks hold beside what the task graph knows of; `regions` are the backward tasks that
+    autograd takes back together, in order."""
     for number in range(len(strategy.blocks)):
         placed = placed_block(strategy, number)
         for shard in range(placed.layout.parts):
             sizes = _Sizes(strategy.graph, placed, shard, measured)
             for segment in range(placed.segments.count):
-                yield from _segment(sizes, segment)
+                yield from _segment(sizes, segment, regions)
 
 
 def whole_inputs(graph: Graph, device_count: int) -> Iterator[Buffer]:
@@ -87,21 +91,24 @@ def copied_parts(strategy: Strategy, tasks: TaskGraph) -> Iterator[Buffer]:
             yield Buffer(BufferKind.ACTIVATION, device, size_bytes, made_by, needed_by)
 
 
-def _segment(sizes: _Sizes, segment: int) -> Iterator[Buffer]:
+def _segment(
+    sizes: _Sizes, segment: int, regions: Mapping[Key, tuple[Key, ...]]
+) -> Iterator[Buffer]:
     placed, shard = sizes.placed, sizes.shard
     nodes = [part.node for part in placed.segments.parts[segment]]
     ends = [n for n in nodes if placed.segments.writes_in[n] == segment]
     scratch = max((sizes.scratch(n, backward=False) for n in nodes), default=0)
     own = sum(sizes.kept(n) for n in ends)
-    back = _most_taken_back(sizes, nodes)
+    back = {linked: _most_taken_back(sizes, nodes, linked=linked) for linked in (False, True)}
     for copy, device in enumerate(placed.placement.devices_of(shard)):
         forward, backward = placed.forward(segment, shard, copy), placed.backward(segment, shard, copy)
         if scratch:
             yield Buffer(BufferKind.SCRATCH, device, scratch, (forward,), ())
         if own:
             yield Buffer(BufferKind.ACTIVATION, device, own, (forward,), (backward,))
-        if back:
-            yield Buffer(BufferKind.SCRATCH, device, back, (backward,), ())
+        most = back[backward != regions.get(backward, (backward,))[0]]
+        if most:
+            yield Buffer(BufferKind.SCRATCH, device, most, (backward,), ())
 
 
 @dataclass
@@ -113,6 +120,13 @@ class _Sizes:
     shard: int
     measured: Measured
     _known: dict[tuple[int, bool], Work | None] = field(default_factory=dict)
+
+    @cached_property
+    def given(self) -> Set[str]:
+        """The values that other blocks read, whose gradients come from there."""
+        own = {node.name for node in self.placed.block.nodes}
+        readers = [node for node in self.graph.nodes if node.name not in own]
+        return {name for node in readers for name in node.reads if name in self.placed.block.writes}
 
     def node(self, number: int) -> Node:
         return self.placed.block.nodes[number]
@@ -148,8 +162,9 @@ class _Sizes:
         return ITEM_BYTES[self.graph.value(name).dtype]
 
 
-def _most_taken_back(sizes: _Sizes, nodes: Sequence[int]) -> int:
-    """The most that a backward task holds at any of its nodes beyond the buffers that it has all along."""
+def _most_taken_back(sizes: _Sizes, nodes: Sequence[int], *, linked: bool) -> int:
+    """The most that a backward task holds at any of its nodes beyond the buffers that it has all along. What it
+    starts from is autograd's own where it is linked to the tasks before it, and let go of when it was used."""
     graph = sizes.graph
     taken = [n for n in nodes if any(name in graph.differentiable for name in sizes.node(n).outputs)]
     home = {name: n for n in taken for name in sizes.node(n).outputs}
@@ -166,6 +181,7 @@ def _most_taken_back(sizes: _Sizes, nodes: Sequence[int]) -> int:
         pending -= sum(_left(sizes, n, home).values())
         most = max(most, flow.size_bytes + sizes.scratch(n, backward=True) - pending - freed)
         flow.drop(node.outputs)
+        freed += sum(size for name, size in sizes.written(n).items() if linked and name in sizes.given)
         freed += sizes.kept(n) + sum(
             sizes.written(home[name])[name] for name, keeper in last_keeper.items() if keeper == n
         )
