@@ -97,7 +97,7 @@ def _segment(
     placed, shard = sizes.placed, sizes.shard
     nodes = [part.node for part in placed.segments.parts[segment]]
     ends = [n for n in nodes if placed.segments.writes_in[n] == segment]
-    scratch = max((sizes.scratch(n, backward=False) for n in nodes), default=0)
+    scratch = _most_run(sizes, nodes)
     own = sum(sizes.kept(n) for n in ends)
     back = {linked: _most_taken_back(sizes, nodes, linked=linked) for linked in (False, True)}
     for copy, device in enumerate(placed.placement.devices_of(shard)):
@@ -160,6 +160,16 @@ class _Sizes:
 
     def _item(self, name: str) -> int:
         return ITEM_BYTES[self.graph.value(name).dtype]
+
+
+def _most_run(sizes: _Sizes, nodes: Sequence[int]) -> int:
+    """The most that a forward task holds at any of its nodes beyond the buffers that it has all along."""
+    pending = most = 0
+    for n in reversed(nodes):
+        most = max(most, sizes.scratch(n, backward=False) - pending)
+        is_own = not (n and sizes.node(n).op.is_view)
+        pending += sizes.kept(n) + (sum(sizes.written(n).values()) if is_own else 0)
+    return most
 
 
 def _most_taken_back(sizes: _Sizes, nodes: Sequence[int], *, linked: bool) -> int:
