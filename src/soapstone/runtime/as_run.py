@@ -33,8 +33,8 @@ from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, TaskGra
 @dataclass(frozen=True)
 class AsRun:
     """The tasks with their new dependencies; `led_by` says for each member of a bucket, other than the
-    last, which task now does its work (hop by hop); `left_out` are the tasks that nobody does; `regions` has for
-    each backward task those that autograd takes back in one call with it."""
+    last, which task now does its work (hop by hop); `left_out` are the tasks that nobody does; `regions` has
+    for each backward task those that autograd takes back in one call with it."""
 
     tasks: TaskGraph
     led_by: Mapping[Key, Key]

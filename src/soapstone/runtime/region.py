@@ -24,8 +24,8 @@ TAKES_EDGES = "GradientEdge" in str(signature(torch.autograd.backward))
 """Whether this torch's autograd can start from places in its graph."""
 
 STAND_IN_BYTES = 2**16
-"""[choice] A stand-in takes 7 us more than a leaf of its own ([measured] a core of a 2-core container), so it is
-for tensors above this."""
+"""[choice] A stand-in takes 7 us more than a leaf of its own ([measured] a core of a 2-core container), so it
+is for tensors above this."""
 
 
 class Region:

@@ -57,8 +57,8 @@ def kept(graph: Graph, node: Node) -> Kept:
 
 
 def passes_gradient(graph: Graph, node: Node, operand: int) -> bool:
-    """Whether the gradient of an operand is that of the output itself, as autograd passes it on: the node only
-    adds to it, element by element."""
+    """Whether the gradient of an operand is that of the output itself, as autograd passes it on: the node
+    only adds to it, element by element."""
     signature = graph.signature(node)
     if node.op.body is None or signature.summed_dims or len(node.outputs) != 1:
         return False

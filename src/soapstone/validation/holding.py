@@ -7,9 +7,9 @@ A buffer of the task graph (`tasks.buffers`) lives for whole tasks. Inside one, 
     backward    gradients between the nodes of a block come and go; what a node had kept is let go when it has
                 been taken back; what the task leaves is not all there at once
 
-The most of this at any node, beyond what the buffers have for the task anyway, is one buffer of the task. What
-operators take and keep is measured (`cost.profiler`). And a rank holds more than its shards read: the batch,
-buffers, constants and what follows from these whole (`runtime.inputs`), and copies of parts of weights
+The most of this at any node, beyond what the buffers have for the task anyway, is one buffer of the task.
+What operators take and keep is measured (`cost.profiler`). And a rank holds more than its shards read: the
+batch, buffers, constants and what follows from these whole (`runtime.inputs`), and copies of parts of weights
 (`runtime.weights`).
 """
 
@@ -48,8 +48,8 @@ NOTHING = Measured()
 def beside(
     strategy: Strategy, measured: Measured, regions: Mapping[Key, tuple[Key, ...]]
 ) -> Iterator[Buffer]:
-    """The buffers of what tasks hold beside what the task graph knows of; `regions` are the backward tasks that
-    autograd takes back together, in order."""
+    """The buffers of what tasks hold beside what the task graph knows of; `regions` are the backward tasks
+    that autograd takes back together, in order."""
     for number in range(len(strategy.blocks)):
         placed = placed_block(strategy, number)
         for shard in range(placed.layout.parts):
@@ -82,18 +82,16 @@ def copied_parts(strategy: Strategy, tasks: TaskGraph) -> Iterator[Buffer]:
                     both = placed.forward(segment, shard, copy), placed.backward(segment, shard, copy)
                     users.setdefault((name, box, device), []).append(both)
     held = {device: weights.boxes_on(device) for _, _, device in users}
-    for (name, box, device), both in users.items():
+    for (name, box, device), passes in users.items():
         around = next(own for own in held[device][name] if contains(own, box))
-        if is_copied(box, around, len(both)):
+        if is_copied(box, around, len(passes)):
             size_bytes = volume(box) * ITEM_BYTES[graph.value(name).dtype]
-            made_by = tuple(forward for forward, _ in both)
-            needed_by = tuple(backward for _, backward in both if backward in tasks.ids)
+            made_by = tuple(forward for forward, _ in passes)
+            needed_by = tuple(backward for _, backward in passes if backward in tasks.ids)
             yield Buffer(BufferKind.ACTIVATION, device, size_bytes, made_by, needed_by)
 
 
-def _segment(
-    sizes: _Sizes, segment: int, regions: Mapping[Key, tuple[Key, ...]]
-) -> Iterator[Buffer]:
+def _segment(sizes: _Sizes, segment: int, regions: Mapping[Key, tuple[Key, ...]]) -> Iterator[Buffer]:
     placed, shard = sizes.placed, sizes.shard
     nodes = [part.node for part in placed.segments.parts[segment]]
     ends = [n for n in nodes if placed.segments.writes_in[n] == segment]
@@ -173,8 +171,8 @@ def _most_run(sizes: _Sizes, nodes: Sequence[int]) -> int:
 
 
 def _most_taken_back(sizes: _Sizes, nodes: Sequence[int], *, linked: bool) -> int:
-    """The most that a backward task holds at any of its nodes beyond the buffers that it has all along. What it
-    starts from is autograd's own where it is linked to the tasks before it, and let go of when it was used."""
+    """The most that a backward task holds at any of its nodes beyond the buffers that it has all along. What
+    it starts from is autograd's own where it is linked to the tasks before it, and let go of when used."""
     graph = sizes.graph
     taken = [n for n in nodes if any(name in graph.differentiable for name in sizes.node(n).outputs)]
     home = {name: n for n in taken for name in sizes.node(n).outputs}

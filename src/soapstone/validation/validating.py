@@ -92,8 +92,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     rest = [i for i in range(len(found)) if i not in fitted_on]
     is_gpu = wire.device.type == "cuda"
     parts = [
-        parts_of(plan, costs, crowding, memory, launches_ahead=is_gpu, backend=wire.backend)
-        for plan in plans
+        parts_of(plan, costs, crowding, memory, launches_ahead=is_gpu, backend=wire.backend) for plan in plans
     ]
     calibration = calibrated(
         lambda tried: [parts[i].makespan_s(tried) for i in sorted(fitted_on)],
