@@ -33,13 +33,13 @@ from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, TaskGra
 @dataclass(frozen=True)
 class AsRun:
     """The tasks with their new dependencies; `led_by` says for each member of a bucket, other than the
-    last, which task now does its work (hop by hop); `left_out` are the tasks that nobody does; `regions` has
-    for each backward task those that autograd takes back in one call with it."""
+    last, which task now does its work (hop by hop); `left_out` are the tasks that nobody does; `linked` are
+    the backward tasks to which autograd itself carries gradients from tasks before them."""
 
     tasks: TaskGraph
     led_by: Mapping[Key, Key]
     left_out: frozenset[Key]
-    regions: Mapping[Key, tuple[Key, ...]]
+    linked: frozenset[Key]
 
 
 def as_run(
@@ -81,7 +81,9 @@ def as_run(
         *_fresh_gradients(tasks, timeline, regions),
         *(_sent(tasks) if backend != "memory" else ()),
     )
-    return AsRun(replace(tasks, tasks=tuple(changed), buffers=buffers), led_by, left_out, regions)
+    return AsRun(
+        replace(tasks, tasks=tuple(changed), buffers=buffers), led_by, left_out, _linked(tasks, regions)
+    )
 
 
 def _walked(tasks: TaskGraph, timeline: Timeline) -> Mapping[Key, set[Key]]:
@@ -159,6 +161,17 @@ def backward_regions(
                 members.setdefault(regions[what].number, []).append(key)
         found.update({key: tuple(keys) for keys in members.values() for key in keys})
     return found
+
+
+def _linked(tasks: TaskGraph, regions: Mapping[Key, tuple[Key, ...]]) -> frozenset[Key]:
+    """The backward tasks that take a gradient made in their own region."""
+    return frozenset(
+        key
+        for buffer in tasks.buffers
+        if buffer.kind is BufferKind.GRADIENT
+        for key in buffer.needed_by
+        if not set(regions.get(key, ())).isdisjoint(buffer.made_by)
+    )
 
 
 def _held_by_regions(buffers: Iterable[Buffer], regions: Mapping[Key, tuple[Key, ...]]) -> Iterator[Buffer]:

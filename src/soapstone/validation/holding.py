@@ -45,17 +45,15 @@ class Measured:
 NOTHING = Measured()
 
 
-def beside(
-    strategy: Strategy, measured: Measured, regions: Mapping[Key, tuple[Key, ...]]
-) -> Iterator[Buffer]:
-    """The buffers of what tasks hold beside what the task graph knows of; `regions` are the backward tasks
-    that autograd takes back together, in order."""
+def beside(strategy: Strategy, measured: Measured, linked: Set[Key]) -> Iterator[Buffer]:
+    """The buffers of what tasks hold beside what the task graph knows of; `linked` are the backward tasks to
+    which autograd itself carries gradients from the tasks before them."""
     for number in range(len(strategy.blocks)):
         placed = placed_block(strategy, number)
         for shard in range(placed.layout.parts):
             sizes = _Sizes(strategy.graph, placed, shard, measured)
             for segment in range(placed.segments.count):
-                yield from _segment(sizes, segment, regions)
+                yield from _segment(sizes, segment, linked)
 
 
 def whole_inputs(graph: Graph, device_count: int) -> Iterator[Buffer]:
@@ -91,20 +89,20 @@ def copied_parts(strategy: Strategy, tasks: TaskGraph) -> Iterator[Buffer]:
             yield Buffer(BufferKind.ACTIVATION, device, size_bytes, made_by, needed_by)
 
 
-def _segment(sizes: _Sizes, segment: int, regions: Mapping[Key, tuple[Key, ...]]) -> Iterator[Buffer]:
+def _segment(sizes: _Sizes, segment: int, linked: Set[Key]) -> Iterator[Buffer]:
     placed, shard = sizes.placed, sizes.shard
     nodes = [part.node for part in placed.segments.parts[segment]]
     ends = [n for n in nodes if placed.segments.writes_in[n] == segment]
     scratch = _most_run(sizes, nodes)
     own = sum(sizes.kept(n) for n in ends)
-    back = {linked: _most_taken_back(sizes, nodes, linked=linked) for linked in (False, True)}
+    back = {way: _most_taken_back(sizes, nodes, linked=way) for way in (False, True)}
     for copy, device in enumerate(placed.placement.devices_of(shard)):
         forward, backward = placed.forward(segment, shard, copy), placed.backward(segment, shard, copy)
         if scratch:
             yield Buffer(BufferKind.SCRATCH, device, scratch, (forward,), ())
         if own:
             yield Buffer(BufferKind.ACTIVATION, device, own, (forward,), (backward,))
-        most = back[backward != regions.get(backward, (backward,))[0]]
+        most = back[backward in linked]
         if most:
             yield Buffer(BufferKind.SCRATCH, device, most, (backward,), ())
 

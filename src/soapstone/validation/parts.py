@@ -178,7 +178,7 @@ def parts_of(
         *(buffer for buffer in ran.tasks.buffers if buffer.kind is not BufferKind.INPUT),
         *whole_inputs(strategy.graph, len(machine.devices)),
         *copied_parts(strategy, plain),
-        *beside(strategy, measured, ran.regions),
+        *beside(strategy, measured, ran.linked),
     )
     tasks = replace(ran.tasks, buffers=buffers)
     flat = _flat(tasks, has_links=not shares_memory)
