@@ -148,8 +148,8 @@ def test_views_are_no_memory_and_sums_keep_nothing() -> None:
         ("gelu", {}, [(4, 8)], Kept(frozenset({0}))),
         ("square", {}, [(4, 8)], Kept(frozenset({0}))),
         ("max_pool1d", {}, [(2, 2, 8)], Kept(frozenset({0}))),
-        ("avg_pool1d", {}, [(2, 2, 8)], Kept()),
-        ("softmax", {}, [(4, 8)], Kept(frozenset({0}))),
+        ("avg_pool1d", {}, [(2, 2, 8)], Kept(frozenset({0}))),
+        ("softmax", {}, [(4, 8)], Kept(output=True)),
         ("sign", {}, [(4, 8)], Kept()),
     ],
 )

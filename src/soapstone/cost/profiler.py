@@ -141,6 +141,7 @@ class Profiler:
         self.failures = 0
         self.updates: dict[int, list[float]] = {}
         self.scratch_bytes: dict[Work, int] = {}
+        self.kept_bytes: dict[Work, int] = {}
 
     def measure(self, candidate: Candidate) -> bool:
         """Measure a candidate; False (and the reason in `failed`) if it cannot be run."""
@@ -167,12 +168,16 @@ class Profiler:
         return None
 
     def measure_scratch(self, candidate: Candidate) -> None:
-        """Measure what a candidate's passes take of memory beside what they read and leave."""
+        """Measure what a candidate's passes take of memory beside what they read and leave, and what its
+        forward pass keeps for the backward pass beside operands and outputs."""
         with contextlib.suppress(*_FAILURES):
             passes = (candidate.forward, candidate.backward)
-            for work, size_bytes in zip(passes, _Runs(candidate, self.device).scratch_bytes(), strict=True):
+            forward, backward, kept = _Runs(candidate, self.device).scratch_bytes()
+            for work, size_bytes in zip(passes, (forward, backward), strict=True):
                 if work is not None:
                     self.scratch_bytes[work] = size_bytes
+            if candidate.forward is not None:
+                self.kept_bytes[candidate.forward] = kept
 
     def measure_updates(self, sizes: Iterable[int] | None = None) -> None:
         """Measure updates of weights of some sizes (SGD with momentum, one weight among several)."""
@@ -313,8 +318,9 @@ class _Runs:
         """One forward and backward run."""
         self._batch(1)
 
-    def scratch_bytes(self) -> tuple[int, int]:
-        """What a forward run takes at most, beyond what it leaves, and a backward run, beyond gradients."""
+    def scratch_bytes(self) -> tuple[int, int, int]:
+        """What a forward run takes at most, beyond what it leaves, and a backward run, beyond gradients; and
+        what a forward run leaves beside its outputs, for the backward run."""
         torch = self.torch
         given = self._leaves()
         is_cuda = self.device.is_cuda
@@ -322,14 +328,18 @@ class _Runs:
             self._forward(given)  # the first run may make what later ones find
             with Watch(is_cuda=is_cuda) as forward:
                 made = self._forward(given)
+        scratch = forward.highest_bytes - forward.left_bytes
         if not self.has_backward:
-            return forward.highest_bytes - forward.left_bytes, 0
+            return scratch, 0, 0
+        read = {tensor.untyped_storage().data_ptr() for tensor in given if isinstance(tensor, torch.Tensor)}
+        fresh = [out for out in made if out is not None and out.untyped_storage().data_ptr() not in read]
+        kept = max(0, forward.left_bytes - sum(out.nbytes for out in fresh))
         roots = [out for out in made if out is not None and out.requires_grad]
         gradients = [torch.ones_like(root) for root in roots]
         with Watch(is_cuda=is_cuda) as backward:
             torch.autograd.backward(roots, gradients)
         left = sum(leaf.grad.nbytes for leaf in given if getattr(leaf, "grad", None) is not None)
-        return forward.highest_bytes - forward.left_bytes, max(0, backward.highest_bytes - left)
+        return scratch, max(0, backward.highest_bytes - left), kept
 
     def _leaves(self) -> list[Any]:
         """The operands, as leaves of their own where a gradient is wanted."""

@@ -117,6 +117,8 @@ class Op:
     statistics  what it computes over a dim that may nevertheless be split
     random      whether it draws random numbers, from the shard's seed and global coordinates
     is_view     whether torch computes it without touching an element
+    keeps       what torch's backward pass needs, where the body does not tell: operands by the torch
+                function's parameter names, and `output`
     is_opaque   whether it stands for an operator that only torch knows
     needs_grad  False when nothing can be differentiated through it
     aten        ATen overloads it stands for, each with a function from ATen's arguments to a Call (it
@@ -140,6 +142,7 @@ class Op:
     statistics: Statistics | None = None
     random: bool = False
     is_view: bool = False
+    keeps: tuple[str, ...] | None = None
     is_opaque: bool = False
     needs_grad: bool = True
     aten: Mapping[str, Capture | None] = field(default_factory=dict)
@@ -153,6 +156,9 @@ class Op:
             raise OpError(
                 f"operator '{self.name}' calls '{min(unknown)}' a weight, which is no operand of it"
             )
+        strange = set(self.keeps or ()) - {*self.operand_names, "output"}
+        if strange:
+            raise OpError(f"operator '{self.name}' keeps '{min(strange)}', which is no operand of it")
         if isinstance(self.notation, str):
             notations.parse(self.notation, frozenset(self.attrs))
 

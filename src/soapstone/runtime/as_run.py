@@ -3,40 +3,57 @@
 The task graph has an all-reduce for each piece of a weight; the runtime puts those of the same ranks into
 buckets (`tasks.buckets`). A bucket moves the bytes of all its members with the latency of one, when the
 last of them is ready, and every update waits for its bucket. All weights are updated in one go at the end, so
-gradients live until then, beside the bucket they were copied into. Sums of the loss that nobody has to wait
-for (`deferring`) take no time. A device takes its tasks in the order of all ranks (`order`), also where
-another could start earlier. All else is the same.
+gradients live until then: in their bucket, where there is one. Sums of the loss that nobody has to wait for
+(`deferring`) take no time. A device takes its tasks in the order of all ranks (`order`), also where another
+could start earlier. All else is the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from soapstone.graph import Graph, Role
+from soapstone.runtime.collectives import USED, chosen
 from soapstone.runtime.deferring import deferred
-from soapstone.runtime.linking import placed_blocks
+from soapstone.runtime.linking import Links, placed_blocks
+from soapstone.runtime.listing import listed
 from soapstone.runtime.order import execution_order
+from soapstone.runtime.regions import found_regions
+from soapstone.runtime.weights import Weights
 from soapstone.sim.reference import Timeline
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.buckets import shelves
-from soapstone.tasks.placed import UPDATE, WEIGHT
+from soapstone.tasks.placed import BACKWARD, COMPUTE, UPDATE, WEIGHT
 from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, TaskGraph, TaskKind
 
 
 @dataclass(frozen=True)
 class AsRun:
     """The tasks with their new dependencies; `led_by` says for each member of a bucket, other than the
-    last, which task now does its work (hop by hop); `left_out` are the tasks that nobody does."""
+    last, which task now does its work (hop by hop); `left_out` are the tasks that nobody does; `linked` are
+    the backward tasks to which autograd itself carries gradients from tasks before them."""
 
     tasks: TaskGraph
     led_by: Mapping[Key, Key]
     left_out: frozenset[Key]
+    linked: frozenset[Key]
 
 
-def as_run(strategy: Strategy, tasks: TaskGraph, timeline: Timeline, *, keeps_sent: bool = True) -> AsRun:
+def as_run(
+    strategy: Strategy,
+    tasks: TaskGraph,
+    timeline: Timeline,
+    *,
+    device_count: int = 2,
+    backend: str = "gloo",
+    keeps_buckets: bool = True,
+) -> AsRun:
     """The task graph with its gradients in buckets; members that are led take no time of their own. A rank
-    keeps what it has sent, unless that was copied elsewhere (`mailbox`)."""
+    keeps what it has sent, unless that was copied elsewhere (`mailbox`), and, where it is a CPU, buckets from
+    step to step. `backend` is what carries messages (`Wire.backend`)."""
     graph = strategy.graph
     unsummed = deferred(graph, placed_blocks(strategy), tasks.exchanges)
     left_out = frozenset(task.key for task in tasks.tasks if task.key[:-2] in unsummed)
@@ -57,13 +74,16 @@ def as_run(strategy: Strategy, tasks: TaskGraph, timeline: Timeline, *, keeps_se
             after |= {led_by[key] for key in task.after if key in led_by}
         duration_s = 0.0 if task.key in led_by or task.key in left_out else task.duration_s
         changed.append(replace(task, after=tuple(sorted(after)), duration_s=duration_s))
+    regions = backward_regions(strategy, tasks, timeline, device_count, backend)
     buffers = (
-        *_kept_to_the_end(tasks),
-        *_copies(tasks, buckets),
-        *_fresh_gradients(tasks, timeline),
-        *(_sent(tasks) if keeps_sent else ()),
+        *_held_by_regions(_kept_to_the_end(tasks, buckets if keeps_buckets else ()), regions),
+        *_copies(tasks, buckets, stay=keeps_buckets),
+        *_fresh_gradients(tasks, timeline, regions),
+        *(_sent(tasks) if backend != "memory" else ()),
     )
-    return AsRun(replace(tasks, tasks=tuple(changed), buffers=buffers), led_by, left_out)
+    return AsRun(
+        replace(tasks, tasks=tuple(changed), buffers=buffers), led_by, left_out, _linked(tasks, regions)
+    )
 
 
 def _walked(tasks: TaskGraph, timeline: Timeline) -> Mapping[Key, set[Key]]:
@@ -88,35 +108,103 @@ def _updates(tasks: TaskGraph) -> Mapping[int, tuple[Key, ...]]:
     return {device: tuple(keys) for device, keys in found.items()}
 
 
-def _kept_to_the_end(tasks: TaskGraph) -> Iterator[Buffer]:
-    """The buffers, with gradients of weights needed until the last update."""
+def _kept_to_the_end(tasks: TaskGraph, buckets: Sequence[Sequence[Key]]) -> Iterator[Buffer]:
+    """The buffers, with gradients of weights needed until the last update, or until they are in
+    one of these buckets, where all of a weight that a device has goes into one."""
     updates = _updates(tasks)
+    into = {member[:-1]: (*bucket[-1], 0) for bucket in buckets if len(bucket) > 1 for member in bucket}
+    pieces: dict[tuple[int, int], list[Key]] = {}  # weight, device -> the exchanges of its pieces
+    for key, exchange in tasks.exchanges.items():
+        if key[0] == BACKWARD and key[2] == WEIGHT:
+            for sink in exchange.sinks:
+                pieces.setdefault((key[3], sink.device), []).append(key)
     for buffer in tasks.buffers:
-        is_gradient = buffer.kind is BufferKind.WEIGHT_GRADIENT
-        yield replace(buffer, needed_by=updates[buffer.device]) if is_gradient else buffer
+        if buffer.kind is BufferKind.WEIGHT_GRADIENT:
+            ((_, weight, device),) = buffer.needed_by
+            own = pieces[weight, device]
+            is_moved = len(own) == 1 and own[0] in into
+            yield replace(buffer, needed_by=(into[own[0]],) if is_moved else updates[device])
+        else:
+            yield buffer
 
 
-def _copies(tasks: TaskGraph, buckets: Sequence[Sequence[Key]]) -> Iterator[Buffer]:
-    """What buckets of several gradients hold on each of their devices."""
+def _copies(tasks: TaskGraph, buckets: Sequence[Sequence[Key]], *, stay: bool) -> Iterator[Buffer]:
+    """What buckets of several gradients hold on each of their devices, throughout if they stay."""
     updates = _updates(tasks)
     for bucket in buckets:
         moves = [tasks.exchanges[move[:-1]].moves[0] for move in bucket]
         if len(bucket) > 1:
             size_bytes = sum(_size_bytes(tasks, move) for move in bucket)
             for device in moves[0].devices:
-                made_by = ((*bucket[-1], 0),)
-                yield Buffer(BufferKind.WEIGHT_GRADIENT, device, size_bytes, made_by, updates[device])
+                made_by = () if stay else ((*bucket[-1], 0),)
+                needed_by = () if stay else updates[device]
+                yield Buffer(BufferKind.WEIGHT_GRADIENT, device, size_bytes, made_by, needed_by)
 
 
-def _fresh_gradients(tasks: TaskGraph, timeline: Timeline) -> Iterator[Buffer]:
-    """What autograd holds while it adds to the gradient of a weight that is used more than once: the new
-    part and, the first time, a new sum beside the old one ([measured] three times a linear layer's weight
-    at the second use, twice from then on)."""
+def backward_regions(
+    strategy: Strategy, tasks: TaskGraph, timeline: Timeline, device_count: int, backend: str
+) -> Mapping[Key, tuple[Key, ...]]:
+    """For each backward task all those that autograd takes back in one call with it, on its device."""
+    graph, blocks = strategy.graph, placed_blocks(strategy)
+    weights = Weights(graph, blocks, tasks.exchanges)
+    summed = [p.holders for pieces in weights.pieces.values() for p in pieces if p.is_summed]
+    moves, _ = chosen(tasks, USED[backend], [*summed, tuple(range(device_count))])
+    unsummed, order = deferred(graph, blocks, tasks.exchanges), execution_order(tasks, timeline)
+    found: dict[Key, tuple[Key, ...]] = {}
+    for rank in range(device_count):
+        links = Links(strategy, tasks, rank, torch.device("cpu"), moves, unsummed)
+        members: dict[int, list[Key]] = {}
+        own = listed(links, weights, order)
+        regions = found_regions(links, own, fuse=True)
+        for _, key, what in own:
+            if key[0] == BACKWARD and key[2] == COMPUTE:
+                members.setdefault(regions[what].number, []).append(key)
+        found.update({key: tuple(keys) for keys in members.values() for key in keys})
+    return found
+
+
+def _linked(tasks: TaskGraph, regions: Mapping[Key, tuple[Key, ...]]) -> frozenset[Key]:
+    """The backward tasks that take a gradient made in their own region."""
+    return frozenset(
+        key
+        for buffer in tasks.buffers
+        if buffer.kind is BufferKind.GRADIENT
+        for key in buffer.needed_by
+        if not set(regions.get(key, ())).isdisjoint(buffer.made_by)
+    )
+
+
+def _held_by_regions(buffers: Iterable[Buffer], regions: Mapping[Key, tuple[Key, ...]]) -> Iterator[Buffer]:
+    """The buffers, with the gradients that a region starts from held until it has been taken back."""
+    for buffer in buffers:
+        if buffer.kind is BufferKind.GRADIENT:
+            into = {regions[key] for key in buffer.needed_by if key in regions}
+            roots = [keys for keys in into if not set(keys) & set(buffer.made_by)]
+            held = {*buffer.needed_by, *(key for keys in roots for key in keys)}
+            yield replace(buffer, needed_by=tuple(sorted(held)))
+        else:
+            yield buffer
+
+
+def _fresh_gradients(
+    tasks: TaskGraph, timeline: Timeline, regions: Mapping[Key, tuple[Key, ...]]
+) -> Iterator[Buffer]:
+    """What autograd holds while it adds to the gradient of a weight that is used more than once. Within a
+    region it adds up what is to be added: the new part and, the first time, a new sum beside the old one
+    ([measured] three times a linear layer's weight at the second use, twice from then on). The sum of a later
+    region is apart from the gradient that there is, until it is added to that."""
     for buffer in tasks.buffers:
-        if buffer.kind is BufferKind.WEIGHT_GRADIENT:
-            makers = sorted(buffer.made_by, key=lambda key: timeline.start_s[tasks.ids[key]])
-            for number, key in enumerate(makers[1:]):
-                size_bytes = buffer.size_bytes * (2 if number == 0 else 1)
+        if buffer.kind is not BufferKind.WEIGHT_GRADIENT:
+            continue
+        makers = sorted(buffer.made_by, key=lambda key: timeline.start_s[tasks.ids[key]])
+        together: dict[tuple[Key, ...], list[Key]] = {}
+        for key in makers:
+            together.setdefault(regions.get(key, (key,)), []).append(key)
+        for number, keys in enumerate(together.values()):
+            if number:
+                yield replace(buffer, made_by=tuple(keys), needed_by=())
+            for place, key in enumerate(keys[1:]):
+                size_bytes = buffer.size_bytes * (2 if place == 0 else 1)
                 yield Buffer(BufferKind.WEIGHT_GRADIENT, buffer.device, size_bytes, (key,), ())
 
 

@@ -14,6 +14,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from soapstone.ops.box import volume
 from soapstone.runtime.actions import Action, Backward, Exchanged, Forward, ReportLoss, SumGradients
 from soapstone.runtime.buffers import Buffers
 from soapstone.runtime.collectives import post
@@ -113,7 +114,7 @@ class Executor:
             self._do(action)
             while released < self._cursor:
                 for port in self.program.releases[released]:
-                    port.clear()
+                    port.release()
                 released += 1
         self.program.free.finish()
         self.buffers.update(self.wire)
@@ -227,6 +228,11 @@ class Executor:
 
     # -- sums ---------------------------------------------------------------------------------------
 
+    @property
+    def bucket_bytes(self) -> int:
+        """The memory of the buckets that stay from step to step."""
+        return sum(bucket.nbytes for bucket in self._buckets.values())
+
     def _sum(self, action: SumGradients) -> None:
         held = self.program.held
         with torch.no_grad():
@@ -246,7 +252,19 @@ class Executor:
             kept = torch.empty(count, dtype=dtype) if kept is None else kept
             self._buckets[id(action)] = kept
         self.wire.reuse(kept, f"{action.pieces[0].weight} gradient")
-        return torch.cat(list(found), out=kept)
+        torch.cat(list(found), out=kept)
+        self._move_in(action, kept)
+        return kept
+
+    def _move_in(self, action: SumGradients, bucket: Tensor) -> None:
+        """Let parameters have their gradients in the bucket: what autograd made is not needed beside it."""
+        at = 0
+        for piece in action.pieces:
+            holding = self.program.held.holding(piece.weight, piece.box)
+            if holding.box == piece.box:
+                own = holding.parameter
+                own.grad = bucket[at : at + own.numel()].view(own.shape)
+            at += volume(piece.box)
 
     def _give(self, action: SumGradients | ReportLoss, tensor: Tensor) -> None:
         """Have a tensor added up, now or, while the pass is recorded, in every replay."""
@@ -295,6 +313,8 @@ class Executor:
             shard.clear()
         for statistics in self.program.links.statistics.values():
             statistics.clear()
+        for holding in self.program.held:
+            holding.clear()
 
     def _forget(self) -> None:
         """Drop what a pass that broke off has left."""

@@ -68,6 +68,11 @@ class FreeValues:
             self.finish()
         return self._tensors[name]
 
+    def held(self) -> list[Tensor]:
+        """What stays from step to step: the batch, buffers, constants, and what follows from these alone."""
+        anew = {name for node in self._each_step for name in node.outputs}
+        return [*self.buffers.values(), *(t for name, t in self._tensors.items() if name not in anew)]
+
     def take(self, batch: Batch | Part) -> None:
         """Take a batch, or the rows of one that this rank reads."""
         self._is_part = isinstance(batch, Part)

@@ -46,6 +46,7 @@ def weight_part(holding: Holding, box: Any, contributes: bool) -> Read:
     """A part of a weight; it gets no gradient from a read that does not contribute."""
     if contributes and holding.box == box:
         return lambda: holding.parameter
+    holding.expect(box)
     return (lambda: holding.read(box)) if contributes else (lambda: holding.read(box).detach())
 
 
@@ -141,10 +142,11 @@ class LocalSegment:
         if self.region is not None:
             for action in self.actions:
                 action()
-            return
-        with torch.no_grad():
-            for action in self.actions:
-                action()
+        else:
+            with torch.no_grad():
+                for action in self.actions:
+                    action()
+        self._bridges.clear()  # nobody else reads them, and they hold memory
 
     def keep(self, made: Made, tensor: Tensor) -> None:
         """Put a value where others find it, and remember that its gradient is wanted."""

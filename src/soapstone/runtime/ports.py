@@ -38,12 +38,13 @@ def index_of(inner: Box, outer: Box) -> Index:
 class Outlet:
     """A tensor left by a task, with the box it fills."""
 
-    __slots__ = ("box", "is_filled", "tensor")
+    __slots__ = ("box", "is_filled", "is_kept", "tensor")
 
     def __init__(self, box: Box) -> None:
         self.box = box
         self.tensor: Tensor | None = None
         self.is_filled = False
+        self.is_kept = False  # until the end of the step
 
     def put(self, tensor: Tensor | None) -> None:
         """Leave a tensor."""
@@ -56,6 +57,14 @@ class Outlet:
     def part(self, index: Index) -> Tensor | None:
         """A part of the tensor that was left."""
         return self.tensor if index is None or self.tensor is None else self.tensor[index]
+
+    def release(self) -> None:
+        """Let go of the tensor when no task takes it any more. One that is kept keeps its numbers alone: with
+        its place in autograd's graph it would hold the region's leaves, and their gradients."""
+        if not self.is_kept:
+            self.clear()
+        elif self.tensor is not None:
+            self.tensor = self.tensor.detach()
 
     def clear(self) -> None:
         """Forget the tensor."""
@@ -116,6 +125,8 @@ class Arrival:
         if self.pending is not None:
             self.pending.wait()
         self.tensor, self.pending, self.is_here = None, None, False
+
+    release = clear
 
 
 class Departure:
@@ -246,6 +257,8 @@ class Inbox:
     def clear(self) -> None:
         """Forget the box."""
         self.tensor, self.is_full = None, False
+
+    release = clear
 
 
 def _part(tensor: Tensor | None, index: Index) -> Tensor | None:

@@ -71,6 +71,9 @@ class Program:
         self.loss_outlets = self._loss()
         self.shards: dict[Where, LocalShard] = {}
         self._read_by: dict[LocalSegment, list[Port]] = {}
+        self._taken_by: dict[
+            Region, list[Port]
+        ] = {}  # gradients that cross from one segment to the one before
         tasks = listed(links, weights, order)
         self.regions = found_regions(links, tasks, fuse)
         for where in links.local:
@@ -100,7 +103,7 @@ class Program:
 
     def _releases(self) -> list[list[Port]]:
         """The ports to be emptied after each action."""
-        taken: dict[Region, list[Port]] = {}
+        taken = {region: list(ports) for region, ports in self._taken_by.items()}
         for (where, segment), region in self.regions.items():
             placed = self.links.block(where)
             for n, node in enumerate(placed.block.nodes):
@@ -203,6 +206,8 @@ class Program:
 
         before.actions.append(compute)
         after.actions.append(go_on)
+        if before.region is not None:
+            self._taken_by.setdefault(before.region, []).extend(gradients)
         self._read_by.setdefault(after, []).extend([*partials, *sums])
 
     def _add_statistics(
@@ -228,6 +233,8 @@ class Program:
         if self.graph.value(operand).role is Role.WEIGHT:
             return lambda _: read()
         gradient = self.links.outlet(())
+        if before.region is not None:
+            self._taken_by.setdefault(before.region, []).append(gradient)
 
         def bridged(tensor: Tensor) -> Tensor:
             if before.region is not None:

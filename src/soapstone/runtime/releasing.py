@@ -20,7 +20,7 @@ def releases(
     taken: dict[Region, list[Port]],
     kept: Sequence[Outlet],
 ) -> list[list[Port]]:
-    """For each action, the ports that nobody needs after it; `kept` are for the end of the step.
+    """For each action, the ports that no other needs after it; `kept` are for the end of the step.
 
     `read` are the ports that a segment's forward pass reads or fills, `taken` those that a region's
     backward pass does.
@@ -41,7 +41,7 @@ def releases(
             for each in _behind(port):
                 last[each] = place
     for outlet in kept:
-        last.pop(outlet, None)
+        outlet.is_kept = True
     found: list[list[Port]] = [[] for _ in actions]
     for port, place in last.items():
         found[place].append(port)

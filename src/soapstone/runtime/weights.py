@@ -12,6 +12,7 @@ weight that several ranks hold, the gradient is added up among them:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,11 +47,28 @@ class Holding:
 
     def __init__(self, weight: str, box: Box, parameter: nn.Parameter) -> None:
         self.weight, self.box, self.parameter = weight, box, parameter
+        self._readers: Counter[Box] = Counter()
+        self._copies: dict[Box, Tensor] = {}
+
+    def expect(self, box: Box) -> None:
+        """There is one more node that reads this part in a step."""
+        self._readers[box] += 1
 
     def read(self, box: Box) -> Tensor:
-        """A part of it, as autograd sees it."""
+        """A part of it, as autograd sees it. Several who would each make a copy share one (`is_copied`)."""
         index = index_of(box, self.box)
-        return self.parameter if index is None else self.parameter[index]
+        if index is None:
+            return self.parameter
+        if not is_copied(box, self.box, self._readers[box]):
+            return self.parameter[index]
+        if box not in self._copies:
+            with torch.enable_grad():  # the first may be one whose gradient nobody takes
+                self._copies[box] = self.parameter[index].contiguous()
+        return self._copies[box]
+
+    def clear(self) -> None:
+        """Forget copies of parts: an update is to come."""
+        self._copies.clear()
 
     def gradient(self, box: Box) -> Tensor:
         """The gradient of a part of it, to be read or written; zero if there was none."""
@@ -58,6 +76,13 @@ class Holding:
             self.parameter.grad = torch.zeros_like(self.parameter)
         index = index_of(box, self.box)
         return self.parameter.grad if index is None else self.parameter.grad[index]
+
+
+def is_copied(box: Box, held: Box, readers: int) -> bool:
+    """Whether a part of a weight that so many nodes read is copied for them: operators of weights with more
+    than two axes (gates, units and inputs of recurrent cells) lay a part that is cut inside out anew, and
+    keep that until they are taken back, once for every step of a sequence."""
+    return len(box) > 2 and readers > 1 and any(a != b for a, b in zip(box[1:], held[1:], strict=True))
 
 
 @dataclass(frozen=True)

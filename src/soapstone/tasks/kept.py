@@ -3,7 +3,8 @@
 The derivative of `x * w` by `w` needs `x`; that of a sum needs nothing; that of a maximum or an
 exponential needs its argument. An operator of one operand that only rises or only falls (relu, tanh,
 sigmoid) can do with its output instead: where it is flat the derivative is 0, elsewhere the output
-tells the input. An operator without a body keeps all it read.
+tells the input. An operator without a body keeps all it read. Where torch does otherwise, the operator says
+so (`Op.keeps`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ def kept(graph: Graph, node: Node) -> Kept:
     if not any(name in graph.differentiable for name in node.outputs):
         return Kept()
     read = [i for i, operand in enumerate(node.operands) if isinstance(operand, str)]
+    if node.op.keeps is not None:
+        names = node.op.operand_names
+        return Kept(frozenset(i for i in read if names[i] in node.op.keeps), "output" in node.op.keeps)
     signature = graph.signature(node)
     if node.op.body is None or (node.op.reduce != "sum" and signature.summed_dims):
         return Kept(frozenset(read))
@@ -50,6 +54,33 @@ def kept(graph: Graph, node: Node) -> Kept:
     if needed == flowing and len(needed) == 1 and not signature.summed_dims and _is_monotone(body):
         return Kept(output=True)
     return Kept(frozenset(i for i in read if f"x{i}" in needed), _SUM in needed)
+
+
+def passes_gradient(graph: Graph, node: Node, operand: int) -> bool:
+    """Whether the gradient of an operand is that of the output itself, as autograd passes it on: the node
+    only adds to it, element by element."""
+    signature = graph.signature(node)
+    if node.op.body is None or signature.summed_dims or len(node.outputs) != 1:
+        return False
+    if node.op.finish_meaning(signature, node.attrs) is not None:
+        return False
+    name = node.operands[operand]
+    if not isinstance(name, str) or graph.value(name).shape != graph.value(node.outputs[0]).shape:
+        return False
+    return _is_term(_body(node, signature), f"x{operand}")
+
+
+def _is_term(expression: Scalar, symbol: str) -> bool:
+    """Whether an expression is a sum of which a symbol is one term."""
+    match expression.op, expression.args:
+        case "var", (name,):
+            return bool(name == symbol)
+        case "add", (a, b):
+            return _is_term(a, symbol) or _is_term(b, symbol)
+        case "sub", (a, _):
+            return _is_term(a, symbol)
+        case _:
+            return False
 
 
 def _body(node: Node, signature: Signature) -> Scalar:

@@ -17,9 +17,8 @@ it takes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,12 +34,12 @@ from soapstone.runtime.as_run import as_run
 from soapstone.runtime.collectives import USED
 from soapstone.sim.memory import STATES_PER_WEIGHT, peak_memory
 from soapstone.sim.reference import Timeline, simulate
-from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
 from soapstone.tasks.exchange import Exchange, Move, Pattern
-from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, Task, TaskGraph
+from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, Key, Task, TaskGraph
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import crowded
+from soapstone.validation.holding import NOTHING, Measured, beside, copied_parts, whole_inputs
 
 Floats = NDArray[np.float64]
 
@@ -139,19 +138,26 @@ def parts_of(
     plan: Plan,
     costs: AnalyticCosts,
     crowding: Sequence[float] = (1.0,),
-    scratch_bytes: Mapping[Work, int] = MappingProxyType({}),
+    measured: Measured = NOTHING,
     *,
     launches_ahead: bool = False,
     backend: str = "gloo",
 ) -> Parts:
-    """The parts of a plan's durations; `crowding` says what ranks take from each other, `scratch_bytes` what
-    operators take of memory while they run, `launches_ahead` whether the devices are GPUs, and `backend` what
+    """The parts of a plan's durations; `crowding` says what ranks take from each other, `measured` what
+    operators take of memory, `launches_ahead` whether the devices are GPUs, and `backend` what
     carries messages (`Wire.backend`)."""
     shares_memory = backend == "memory"
     strategy, machine = plan.strategy, plan.machine
     plain = task_graph(strategy, machine, costs)
     timeline = simulate(plain)
-    ran = as_run(strategy, plain, timeline, keeps_sent=not shares_memory)
+    ran = as_run(
+        strategy,
+        plain,
+        timeline,
+        device_count=len(machine.devices),
+        backend=backend,
+        keeps_buckets=not launches_ahead,
+    )
     counted = task_graph(strategy, machine, _Counting(lambda _: 1.0, 1.0))
     swift = task_graph(strategy, _without_latency(machine), costs)
     is_compute = np.array([task.kind in COMPUTE_KINDS for task in plain.tasks])
@@ -168,7 +174,13 @@ def parts_of(
         wire_s[b] += wire_s[a]
         latency_s[b] = max(latency_s[b], latency_s[a])
         wire_s[a] = latency_s[a] = 0.0
-    tasks = replace(ran.tasks, buffers=(*ran.tasks.buffers, *_scratch(strategy, machine, scratch_bytes)))
+    buffers = (
+        *(buffer for buffer in ran.tasks.buffers if buffer.kind is not BufferKind.INPUT),
+        *whole_inputs(strategy.graph, len(machine.devices)),
+        *copied_parts(strategy, plain),
+        *beside(strategy, measured, ran.linked),
+    )
+    tasks = replace(ran.tasks, buffers=buffers)
     flat = _flat(tasks, has_links=not shares_memory)
     seconds = crowded(
         np.where(is_compute, full, 0.0),
@@ -188,18 +200,6 @@ def parts_of(
         STATES_PER_WEIGHT[plan.optimizer],
         launches_ahead,
     )
-
-
-def _scratch(strategy: Strategy, machine: Machine, scratch_bytes: Mapping[Work, int]) -> Iterator[Buffer]:
-    """What each task's operators take beside all that is counted, while it runs."""
-    if not scratch_bytes:
-        return
-    devices = {device.name: number for number, device in enumerate(machine.devices)}
-    counted = task_graph(strategy, machine, _Counting(lambda work: scratch_bytes.get(work, 0), 0.0))
-    for task in counted.tasks:
-        if task.kind in COMPUTE_KINDS and task.duration_s:
-            device = devices[task.resource]
-            yield Buffer(BufferKind.SCRATCH, device, int(task.duration_s), (task.key,), ())
 
 
 def _without_latency(machine: Machine) -> Machine:

@@ -150,7 +150,7 @@ def _most(number: float, wire: Wire) -> float:
 
 def _peaks(trainer: Trainer, model: Model, wire: Wire) -> tuple[int, ...]:
     """The most memory of each rank in a step."""
-    held = _size_bytes(_held(trainer))
+    held = _size_bytes(_held(trainer)) + trainer.run.executor.bucket_bytes
     is_cuda = wire.device.type == "cuda"
     if is_cuda:
         for holding in trainer.run.held:
@@ -165,13 +165,13 @@ def _peaks(trainer: Trainer, model: Model, wire: Wire) -> tuple[int, ...]:
 
 
 def _held(trainer: Trainer) -> Iterable[Tensor]:
-    """What a rank holds between steps, as the prediction counts it: weights, optimizer state, inputs."""
+    """What a rank holds between steps beside buckets: weights, optimizer state, and what shards read beside
+    weights."""
     for holding in trainer.run.held:  # a step starts by letting go of the last one's gradients
         yield holding.parameter
     for state in trainer.optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))
-    for value in trainer.run.free.inputs:
-        yield trainer.run.free[value.name]
+    yield from trainer.run.free.held()
 
 
 def _size_bytes(tensors: Iterable[Tensor]) -> int:

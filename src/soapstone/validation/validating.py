@@ -17,7 +17,6 @@ from soapstone.cost.choice import costs_for, threads_of_a_rank
 from soapstone.cost.fit import held_out
 from soapstone.cost.measured import MeasuredCosts
 from soapstone.cost.profiler import Profiler, device_at_hand, prepare
-from soapstone.cost.work import Work
 from soapstone.errors import TrainingError
 from soapstone.frontends.source import Source
 from soapstone.graph import Graph
@@ -29,6 +28,7 @@ from soapstone.validation.calibrating import Calibration, calibrated
 from soapstone.validation.comparing import Account, Compared, Summary, accounts, summary
 from soapstone.validation.crowding import measured_crowding, standing_for_all
 from soapstone.validation.drawing import Drawn, drawn
+from soapstone.validation.holding import NOTHING, Measured
 from soapstone.validation.parts import parts_of
 from soapstone.validation.running import model_of, ran, traced
 
@@ -81,9 +81,9 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     found = drawn(graph, machine, costs, wanted.strategies, wanted.seed, wanted.given(graph))
     if len(found) < 2:
         raise TrainingError(f"model '{graph.name}' has no two strategies on machine '{machine.name}'")
-    told, crowding, scratch_bytes = None, (1.0,), dict[Work, int]()
+    told, crowding, memory = None, (1.0,), NOTHING
     if wanted.costs == "measured":
-        costs, scratch_bytes, told = _measured(found, wanted, wire, show)
+        costs, memory, told = _measured(found, wanted, wire, show)
         crowding = tuple(told["crowding"])
     plans = [_plan(each, machine, costs) for each in found]
     model = model_of(source, graph, captured.constants, wire.device)
@@ -92,8 +92,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     rest = [i for i in range(len(found)) if i not in fitted_on]
     is_gpu = wire.device.type == "cuda"
     parts = [
-        parts_of(plan, costs, crowding, scratch_bytes, launches_ahead=is_gpu, backend=wire.backend)
-        for plan in plans
+        parts_of(plan, costs, crowding, memory, launches_ahead=is_gpu, backend=wire.backend) for plan in plans
     ]
     calibration = calibrated(
         lambda tried: [parts[i].makespan_s(tried) for i in sorted(fitted_on)],
@@ -134,7 +133,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
 
 def _measured(
     found: Sequence[Drawn], wanted: Wanted, wire: Wire, show: Show
-) -> tuple[AnalyticCosts, dict[Work, int], dict[str, Any]]:
+) -> tuple[AnalyticCosts, Measured, dict[str, Any]]:
     """Costs measured by all ranks at once, what operators take of memory, and what to tell of both."""
     kind = wanted.machine.devices[0].kind
     device = device_at_hand(wire.device.type, kind.name, threads_of_a_rank(wanted.machine), wire.size)
@@ -161,7 +160,7 @@ def _measured(
         "held_out_median": None if off is None else off.median,
         "held_out_worst": None if off is None else off.worst,
     }
-    return costs, profiler.scratch_bytes, told
+    return costs, Measured(profiler.scratch_bytes, profiler.kept_bytes), told
 
 
 def _plan(each: Drawn, machine: Machine, costs: AnalyticCosts) -> Plan:

@@ -99,6 +99,7 @@ sdpa = register(
         "sdpa",
         _notation,
         torch=_attention,
+        keeps=("q", "k", "v", "bias", "output"),
         attrs={"is_causal": False, "scale": None},
         flops=_flops,
         aten={"scaled_dot_product_attention.default": _capture(with_dropout=False)},

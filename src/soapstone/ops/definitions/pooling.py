@@ -184,6 +184,7 @@ def _avg_pool(rank: int, *examples: Example) -> Op:
             _notation,
             body=_average_body,
             torch=_averaged,
+            keeps=("x",),
             attrs={
                 "kernel": 2,
                 "stride": None,
@@ -298,6 +299,7 @@ adaptive_avg_pool = register(
         body=lambda x: x,
         finish=lambda total, *, count: total / count,
         torch=_shared_average,
+        keeps=("x",),
         attrs={"size": 1},
         aten=_adaptive_captures("avg", even=True),
         examples=(
@@ -315,6 +317,7 @@ adaptive_avg_pool_uneven = register(
         _uneven_notation,
         body=_uneven_average,
         torch=lambda x, *, shard: _shared_out(x, "avg", shard),
+        keeps=("x",),
         attrs={"size": 1},
         flops=_uneven_flops,
         aten=_adaptive_captures("avg", even=False),
