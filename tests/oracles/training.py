@@ -133,6 +133,7 @@ def train_case(  # noqa: PLR0917, a case has many parts
 ) -> tuple[list[float], Any]:
     """What each rank does."""
     trainer = trainer_of(rank, size, path, named, constants, recipe)
+    trainer.optimizer.register_step_post_hook(_spoil)
     scheduler = _scheduler(trainer.optimizer, recipe)
     if resume is not None:
         trainer.load(resume)
@@ -166,6 +167,14 @@ def trainer_of(
     assert shares == (mailbox is not None) or os.environ["LOCAL_WORLD_SIZE"] == "1"
     wire = Wire(rank, size, torch.device(device), TIMEOUT_S, mailbox)
     return Trainer(plan, state, parameters, recipe.optimizer_of, wire, recipe.options)
+
+
+def _spoil(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Optimizers may change gradients where they lie; other ranks must have read what is theirs by then."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad.fill_(torch.nan)
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, recipe: Recipe) -> Any:

@@ -85,6 +85,8 @@ class Executor:
         for action, pending in self._sums:
             self._put_back(action, pending.wait())
         self._sums.clear()
+        for bucket in self._buckets.values():  # an optimizer may change gradients where they lie
+            self.wire.read_by_all(bucket, "gradients")
         return torch.stack(losses).sum()
 
     def _pass(self, batch: Batch | Part, step: int, number: int) -> Tensor:
@@ -251,7 +253,6 @@ class Executor:
             kept = self.wire.bucket(count, dtype, action.ranks)
             kept = torch.empty(count, dtype=dtype) if kept is None else kept
             self._buckets[id(action)] = kept
-        self.wire.reuse(kept, f"{action.pieces[0].weight} gradient")
         torch.cat(list(found), out=kept)
         self._move_in(action, kept)
         return kept

@@ -299,8 +299,8 @@ class Wire:
             return None
         return self.mailbox.kept(count, dtype)
 
-    def reuse(self, bucket: Tensor, what: str) -> None:
-        """Wait until others have done with a bucket's last sum."""
+    def read_by_all(self, bucket: Tensor, what: str) -> None:
+        """Wait until others have done with a bucket's sum."""
         if self.mailbox is not None and self.mailbox.block_of(bucket) is not None:
             self._posted(what, self.mailbox.wait_until_read, bucket, self.timeout_s)
 
