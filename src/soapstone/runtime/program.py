@@ -71,9 +71,8 @@ class Program:
         self.loss_outlets = self._loss()
         self.shards: dict[Where, LocalShard] = {}
         self._read_by: dict[LocalSegment, list[Port]] = {}
-        self._taken_by: dict[
-            Region, list[Port]
-        ] = {}  # gradients that cross from one segment to the one before
+        # Gradients that cross from one segment to the one before.
+        self._taken_by: dict[Region, list[Port]] = {}
         tasks = listed(links, weights, order)
         self.regions = found_regions(links, tasks, fuse)
         for where in links.local:
