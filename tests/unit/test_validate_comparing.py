@@ -215,6 +215,20 @@ def test_what_is_given_out_and_taken_back_is_seen() -> None:
     assert watch.highest_bytes == kept.nbytes + 20_000
 
 
+def test_what_was_given_out_before_is_not_counted_when_taken_back() -> None:
+    """Torch remembers sizes by address, also of what has been taken back since: these it would tell of."""
+    with Watch(is_cuda=False):
+        first = [torch.empty(2000) for _ in range(20)]
+    addresses = {tensor.data_ptr() for tensor in first}
+    del first
+    second = [torch.empty(2000) for _ in range(20)]
+    assert addresses & {tensor.data_ptr() for tensor in second}  # or the case is not made
+    with Watch(is_cuda=False) as watch:
+        del second
+        torch.empty(10)
+    assert (watch.left_bytes, watch.highest_bytes) == (0, 40)
+
+
 def test_scratch_memory_of_an_operator_is_what_it_gives_back(graph: Graph) -> None:
     layouts = single_device(graph, MACHINE).layouts.values()
     profiler = Profiler(device_at_hand("cpu", "cpu", 1, 1))

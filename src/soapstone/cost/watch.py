@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +46,27 @@ class Watch(AbstractContextManager["Watch"]):
             self.left_bytes = torch.cuda.memory_allocated() - self._before
             return
         self._profiler.__exit__(kind, error, trace)
-        changes = [
-            (event.start_ns(), event.nbytes())
-            for event in self._profiler.profiler.kineto_results.events()
-            if event.name() == "[memory]"
-        ]
-        for _, change in sorted(changes, key=lambda each: each[0]):
-            self.left_bytes += change
+        given: dict[int, int] = {}  # address -> bytes
+        for address, change in _changes(self._profiler.profiler.kineto_results.experimental_event_tree()):
+            if change > 0:
+                given[address] = change
+                self.left_bytes += change
+            else:  # what was there before the beginning is not counted: torch may have its size wrong
+                self.left_bytes -= given.pop(address, 0)
             self.highest_bytes = max(self.highest_bytes, self.left_bytes)
+
+
+def _changes(roots: list[Any]) -> Iterator[tuple[int, int]]:
+    """The address and the bytes of all that was given out (more than zero) or taken back, in order of time,
+    from torch's tree of events."""
+    from torch._C._profiler import _EventType
+
+    found, open_events = [], list(roots)
+    while open_events:
+        event = open_events.pop()
+        open_events.extend(event.children)
+        if event.tag == _EventType.Allocation:
+            found.append((event.start_time_ns, event.typed[1]))
+    for _, change in sorted(found, key=lambda each: each[0]):
+        if change.device.type == "cpu":
+            yield change.ptr, change.alloc_size
