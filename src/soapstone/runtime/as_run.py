@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
@@ -26,7 +27,7 @@ from soapstone.runtime.weights import Weights
 from soapstone.sim.reference import Timeline
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.buckets import shelves
-from soapstone.tasks.placed import BACKWARD, COMPUTE, UPDATE, WEIGHT
+from soapstone.tasks.placed import BACKWARD, COMPUTE, FORWARD, UPDATE, WEIGHT
 from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, TaskGraph, TaskKind
 
 
@@ -66,7 +67,10 @@ def as_run(
     extra: dict[Key, set[Key]] = {}
     for member, leader in led_by.items():
         extra.setdefault(leader, set()).add(member)
-    before = _walked(tasks, timeline)
+    regions = backward_regions(strategy, tasks, timeline, device_count, backend)
+    walked = _walked(tasks, timeline, regions)
+    before = {b: {a} for keys in walked.values() for a, b in pairwise(keys)}
+    place = {key: i for keys in walked.values() for i, key in enumerate(keys)}
     changed = []
     for task in tasks.tasks:
         after = set(task.after) | extra.get(task.key, set()) | before.get(task.key, set())
@@ -74,11 +78,10 @@ def as_run(
             after |= {led_by[key] for key in task.after if key in led_by}
         duration_s = 0.0 if task.key in led_by or task.key in left_out else task.duration_s
         changed.append(replace(task, after=tuple(sorted(after)), duration_s=duration_s))
-    regions = backward_regions(strategy, tasks, timeline, device_count, backend)
     buffers = (
-        *_held_by_regions(_kept_to_the_end(tasks, buckets if keeps_buckets else ()), regions),
+        *_held_by_regions(_kept_to_the_end(tasks, buckets if keeps_buckets else ()), regions, place),
         *_copies(tasks, buckets, stay=keeps_buckets),
-        *_fresh_gradients(tasks, timeline, regions),
+        *_fresh_gradients(tasks, regions, place),
         *(_sent(tasks) if backend != "memory" else ()),
     )
     return AsRun(
@@ -86,17 +89,18 @@ def as_run(
     )
 
 
-def _walked(tasks: TaskGraph, timeline: Timeline) -> Mapping[Key, set[Key]]:
-    """For each compute task the one that its device does before it; updates come last, all of them."""
-    last: dict[str, Key] = {}
-    found: dict[Key, set[Key]] = {}
-    walked = [tasks.tasks[number] for number in execution_order(tasks, timeline)]
-    computed = [task for task in walked if task.kind in COMPUTE_KINDS]
+def _walked(
+    tasks: TaskGraph, timeline: Timeline, regions: Mapping[Key, tuple[Key, ...]]
+) -> Mapping[str, Sequence[Key]]:
+    """The compute tasks of each device in the order in which it does them: those of a region in autograd's,
+    updates last, all of them."""
+    ordered = [tasks.tasks[number] for number in execution_order(tasks, timeline)]
+    computed = [task for task in ordered if task.kind in COMPUTE_KINDS]
+    found: dict[str, dict[Key, None]] = {}
     for task in sorted(computed, key=lambda task: task.kind is TaskKind.UPDATE):
-        if task.resource in last:
-            found[task.key] = {last[task.resource]}
-        last[task.resource] = task.key
-    return found
+        own = found.setdefault(task.resource, {})
+        own.update(dict.fromkeys(regions.get(task.key, (task.key,))))
+    return {resource: tuple(keys) for resource, keys in found.items()}
 
 
 def _updates(tasks: TaskGraph) -> Mapping[int, tuple[Key, ...]]:
@@ -144,7 +148,8 @@ def _copies(tasks: TaskGraph, buckets: Sequence[Sequence[Key]], *, stay: bool) -
 def backward_regions(
     strategy: Strategy, tasks: TaskGraph, timeline: Timeline, device_count: int, backend: str
 ) -> Mapping[Key, tuple[Key, ...]]:
-    """For each backward task all those that autograd takes back in one call with it, on its device."""
+    """For each backward task all those that autograd takes back in one call with it, on its device, in the
+    order in which it does: what was run last is the first."""
     graph, blocks = strategy.graph, placed_blocks(strategy)
     weights = Weights(graph, blocks, tasks.exchanges)
     summed = [p.holders for pieces in weights.pieces.values() for p in pieces if p.is_summed]
@@ -153,13 +158,16 @@ def backward_regions(
     found: dict[Key, tuple[Key, ...]] = {}
     for rank in range(device_count):
         links = Links(strategy, tasks, rank, torch.device("cpu"), moves, unsummed)
-        members: dict[int, list[Key]] = {}
+        members: dict[int, list[tuple[int, Key]]] = {}
         own = listed(links, weights, order)
         regions = found_regions(links, own, fuse=True)
+        run = {what: i for i, (_, key, what) in enumerate(own) if key[0] == FORWARD and key[2] == COMPUTE}
         for _, key, what in own:
             if key[0] == BACKWARD and key[2] == COMPUTE:
-                members.setdefault(regions[what].number, []).append(key)
-        found.update({key: tuple(keys) for keys in members.values() for key in keys})
+                members.setdefault(regions[what].number, []).append((-run[what], key))
+        for each in members.values():
+            keys = tuple(key for _, key in sorted(each))
+            found.update(dict.fromkeys(keys, keys))
     return found
 
 
@@ -174,38 +182,53 @@ def _linked(tasks: TaskGraph, regions: Mapping[Key, tuple[Key, ...]]) -> frozens
     )
 
 
-def _held_by_regions(buffers: Iterable[Buffer], regions: Mapping[Key, tuple[Key, ...]]) -> Iterator[Buffer]:
-    """The buffers, with the gradients that a region starts from held until it has been taken back."""
+def _held_by_regions(
+    buffers: Iterable[Buffer], regions: Mapping[Key, tuple[Key, ...]], place: Mapping[Key, int]
+) -> Iterator[Buffer]:
+    """The buffers, with the gradients that a region starts from held until it has been taken back, and those
+    that autograd adds up within a region held as one sum."""
+    linked: dict[tuple[object, ...], list[Buffer]] = {}
     for buffer in buffers:
-        if buffer.kind is BufferKind.GRADIENT:
-            into = {regions[key] for key in buffer.needed_by if key in regions}
-            roots = [keys for keys in into if not set(keys) & set(buffer.made_by)]
-            held = {*buffer.needed_by, *(key for keys in roots for key in keys)}
-            yield replace(buffer, needed_by=tuple(sorted(held)))
-        else:
+        if buffer.kind is not BufferKind.GRADIENT:
             yield buffer
+            continue
+        into = {regions[key] for key in buffer.needed_by if key in regions}
+        roots = [keys for keys in into if not set(keys) & set(buffer.made_by)]
+        if buffer.value and into and not roots:
+            same = buffer.device, buffer.value, buffer.size_bytes, buffer.needed_by
+            linked.setdefault(same, []).append(buffer)
+            continue
+        held = {*buffer.needed_by, *(key for keys in roots for key in keys)}
+        yield replace(buffer, needed_by=tuple(sorted(held)))
+    for parts in linked.values():
+        first, *others = sorted(parts, key=lambda part: min(place[key] for key in part.made_by))
+        yield first
+        yield from (replace(other, needed_by=()) for other in others)
 
 
 def _fresh_gradients(
-    tasks: TaskGraph, timeline: Timeline, regions: Mapping[Key, tuple[Key, ...]]
+    tasks: TaskGraph, regions: Mapping[Key, tuple[Key, ...]], place: Mapping[Key, int]
 ) -> Iterator[Buffer]:
     """What autograd holds while it adds to the gradient of a weight that is used more than once. Within a
     region it adds up what is to be added: the new part and, the first time, a new sum beside the old one
-    ([measured] three times a linear layer's weight at the second use, twice from then on). The sum of a later
-    region is apart from the gradient that there is, until it is added to that."""
+    ([measured] three times a linear layer's weight at the second use, twice from then on), one weight after
+    the other. The sum of a later region is apart from the gradient that there is, until it is added to it."""
+    most: dict[tuple[int, Key], int] = {}  # device, task -> what it holds while it adds
     for buffer in tasks.buffers:
         if buffer.kind is not BufferKind.WEIGHT_GRADIENT:
             continue
-        makers = sorted(buffer.made_by, key=lambda key: timeline.start_s[tasks.ids[key]])
+        makers = sorted(buffer.made_by, key=lambda key: place[key])
         together: dict[tuple[Key, ...], list[Key]] = {}
         for key in makers:
             together.setdefault(regions.get(key, (key,)), []).append(key)
         for number, keys in enumerate(together.values()):
             if number:
                 yield replace(buffer, made_by=tuple(keys), needed_by=())
-            for place, key in enumerate(keys[1:]):
-                size_bytes = buffer.size_bytes * (2 if place == 0 else 1)
-                yield Buffer(BufferKind.WEIGHT_GRADIENT, buffer.device, size_bytes, (key,), ())
+            for use, key in enumerate(keys[1:]):
+                at, size_bytes = (buffer.device, key), buffer.size_bytes * (2 if use == 0 else 1)
+                most[at] = max(most.get(at, 0), size_bytes)
+    for (device, key), size_bytes in most.items():
+        yield Buffer(BufferKind.WEIGHT_GRADIENT, device, size_bytes, (key,), ())
 
 
 def _sent(tasks: TaskGraph) -> Iterator[Buffer]:

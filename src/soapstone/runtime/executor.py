@@ -238,22 +238,28 @@ class Executor:
     def _sum(self, action: SumGradients) -> None:
         held = self.program.held
         with torch.no_grad():
-            found = [held.holding(p.weight, p.box).gradient(p.box).reshape(-1) for p in action.pieces]
-            flat = found[0] if len(found) == 1 else self._bucket(action, found)  # one alone is overwritten
+            found = [held.holding(p.weight, p.box).gradient(p.box) for p in action.pieces]
+            is_alone = len(found) == 1  # and is overwritten
+            flat = found[0].reshape(-1) if is_alone else self._bucket(action, found)
         self._give(action, flat)
 
     def _bucket(self, action: SumGradients, found: Sequence[Tensor]) -> Tensor:
         """Gradients one after the other. On a CPU their place is kept from step to step: new memory costs a
         page fault for every 4 KiB."""
         if found[0].device.type != "cpu":
-            return torch.cat(list(found))
+            return torch.cat([gradient.reshape(-1) for gradient in found])
         kept = self._buckets.get(id(action))  # the program keeps the action
         if kept is None:
             count, dtype = sum(each.numel() for each in found), found[0].dtype
             kept = self.wire.bucket(count, dtype, action.ranks)
             kept = torch.empty(count, dtype=dtype) if kept is None else kept
             self._buckets[id(action)] = kept
-        torch.cat(list(found), out=kept)
+        if all(gradient.is_contiguous() for gradient in found):
+            torch.cat([gradient.view(-1) for gradient in found], out=kept)
+        else:  # without a copy of each beside the bucket
+            places = kept.split([gradient.numel() for gradient in found])
+            for place, gradient in zip(places, found, strict=True):
+                place.view(gradient.shape).copy_(gradient)
         self._move_in(action, kept)
         return kept
 

@@ -41,7 +41,7 @@ class Region:
 
     def leaf(self, tensor: Tensor, gradient: Outlet) -> Tensor:
         """The tensor as it enters the region; its gradient will be left in the outlet."""
-        if tensor.nbytes > STAND_IN_BYTES and tensor.is_contiguous() and tensor.device.type == "cpu":
+        if tensor.nbytes > STAND_IN_BYTES and tensor.device.type == "cpu" and not _is_turned(tensor):
             leaf, entered = stand_in(tensor)
         else:
             leaf = entered = tensor.detach().requires_grad_()
@@ -83,6 +83,12 @@ class Region:
     def clear(self) -> None:
         """Forget a step that was not taken back."""
         self._roots, self._leaves = [], []
+
+
+def _is_turned(tensor: Tensor) -> bool:
+    """Whether a tensor is all of its memory in another order: its gradient comes in that order too, and would
+    be laid out anew for a stand-in."""
+    return not tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 def stand_in(tensor: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,7 @@ class Slot:
     size_bytes: int
     made_by: frozenset[Key]
     needed_by: set[Key] = field(default_factory=set)
+    value: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,12 @@ class Ledger:
     def buffers(self) -> tuple[Buffer, ...]:
         """What was entered, in an order that does not depend on the order of entering."""
         found = [
-            (s.device, s.kind, s.size_bytes, tuple(sorted(s.made_by)), tuple(sorted(s.needed_by)))
+            (s.device, s.kind, s.size_bytes, tuple(sorted(s.made_by)), tuple(sorted(s.needed_by)), s.value)
             for s in self.slots
         ]
         return tuple(
-            Buffer(kind, device, size_bytes, made_by, needed_by)
-            for device, kind, size_bytes, made_by, needed_by in sorted(found)
+            Buffer(kind, device, size_bytes, made_by, needed_by, value)
+            for device, kind, size_bytes, made_by, needed_by, value in sorted(found)
         )
 
     def hold(
@@ -74,9 +75,10 @@ class Ledger:
         size_bytes: int,
         made_by: Iterable[Key] = (),
         needed_by: Iterable[Key] = (),
+        value: str = "",
     ) -> Slot:
         """Enter a buffer; more tasks that need it may be added to the slot."""
-        slot = Slot(kind, device, size_bytes, frozenset(made_by), set(needed_by))
+        slot = Slot(kind, device, size_bytes, frozenset(made_by), set(needed_by), value)
         self.slots.append(slot)
         return slot
 

@@ -355,7 +355,7 @@ class _Builder:
             if (source, device) not in slots:
                 size_bytes = volume(sources[source].box) * item
                 slots[source, device] = self.ledger.hold(
-                    BufferKind.GRADIENT, device, size_bytes, gives(source, device)
+                    BufferKind.GRADIENT, device, size_bytes, gives(source, device), value=name
                 )
             return [slots[source, device]]
 

@@ -69,6 +69,7 @@ class Buffer:
     size_bytes: int
     made_by: tuple[Key, ...] = ()
     needed_by: tuple[Key, ...] = ()
+    value: str = ""  # whose gradient it is, where it is one
 
 
 @dataclass(frozen=True)

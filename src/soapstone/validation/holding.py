@@ -23,7 +23,7 @@ from math import prod
 from soapstone.cost.work import Work, work_of
 from soapstone.graph import ITEM_BYTES, Graph, Node
 from soapstone.ops.box import Box, contains, volume
-from soapstone.runtime.weights import Weights, is_copied
+from soapstone.runtime.weights import Weights, is_copied, is_laid_out_anew
 from soapstone.strategy.blocks import free_values
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.kept import kept, passes_gradient
@@ -82,7 +82,7 @@ def copied_parts(strategy: Strategy, tasks: TaskGraph) -> Iterator[Buffer]:
     held = {device: weights.boxes_on(device) for _, _, device in users}
     for (name, box, device), passes in users.items():
         around = next(own for own in held[device][name] if contains(own, box))
-        if is_copied(box, around, len(passes)):
+        if is_copied(box, around, len(passes)) or (len(passes) == 1 and is_laid_out_anew(box, around)):
             size_bytes = volume(box) * ITEM_BYTES[graph.value(name).dtype]
             made_by = tuple(forward for forward, _ in passes)
             needed_by = tuple(backward for _, backward in passes if backward in tasks.ids)
