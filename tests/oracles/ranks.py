@@ -86,13 +86,11 @@ def _serve(rank: int, pipe: Connection, computers: int | None) -> None:
             on_each = size // computers
             os.environ.update(LOCAL_RANK=str(rank % on_each), LOCAL_WORLD_SIZE=str(on_each))
         try:
-            dist.init_process_group(
-                "gloo",
-                init_method=f"file://{store}",
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(seconds=TIMEOUT_S),
-            )
+            limit, shared = timedelta(seconds=TIMEOUT_S), dist.FileStore(store, size)
+            dist.init_process_group("gloo", store=shared, rank=rank, world_size=size, timeout=limit)
+            # one that leaves at once would close its connections while another still makes them
+            shared.set(f"rank {rank} is connected", "yes")
+            shared.wait([f"rank {other} is connected" for other in range(size)], limit)
             module, function = name.split(":")
             result = getattr(importlib.import_module(module), function)(rank, size, *arguments)
             pipe.send((result, None))
