@@ -94,6 +94,21 @@ def test_a_leaf_does_not_hold_what_no_operator_needs() -> None:
     assert torch.equal(outlet.tensor, 3.0 * torch.arange(float(outlet.tensor.numel())))
 
 
+def test_a_leaf_that_is_a_part_does_not_hold_the_whole() -> None:
+    region, outlet, gradient = Region(0), Outlet(()), Outlet(())
+    whole = torch.randn(4, STAND_IN_BYTES)
+    held = weakref.ref(whole.untyped_storage())
+    made = region.leaf(whole[:, : STAND_IN_BYTES // 2], outlet) * 3.0
+    gradient.put(torch.randn_like(made))
+    region.root(made, [gradient])
+    del whole, made
+    assert held() is None
+    region.backward()
+    assert outlet.tensor is not None
+    assert gradient.tensor is not None
+    assert torch.equal(outlet.tensor, 3.0 * gradient.tensor)
+
+
 def test_a_leaf_holds_what_an_operator_needs() -> None:
     region, outlet, gradient = Region(0), Outlet(()), Outlet(())
     tensor = torch.randn(STAND_IN_BYTES // 4 + 1)

@@ -19,13 +19,14 @@ from soapstone.graph import Graph
 from soapstone.machine import preset
 from soapstone.plans import Plan, planned, simulation
 from soapstone.runtime.actions import Exchanged
-from soapstone.runtime.as_run import as_run
+from soapstone.runtime.as_run import as_run, backward_regions
 from soapstone.runtime.collectives import USED, chosen
 from soapstone.runtime.linking import Links, placed_blocks
 from soapstone.runtime.listing import listed
 from soapstone.runtime.order import execution_order
 from soapstone.runtime.weights import Weights
 from soapstone.search.baselines import data_parallel, single_device
+from soapstone.search.baselines.zero import zero
 from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
@@ -304,3 +305,34 @@ def test_devices_that_share_memory_copy_messages_themselves(graph: Graph) -> Non
     assert not by_devices.wire_s[~is_compute].any()
     assert by_devices.wire_s.sum() >= over_links.wire_s.sum() > 0
     assert np.array_equal(by_devices.latency_s, over_links.latency_s)
+
+
+def test_what_is_put_together_with_what_came_is_copied_too(graph: Graph) -> None:
+    """Of two devices that gather weights each has half of every weight already, and so of its gradient."""
+    plan = plan_of(zero(graph, MACHINE))
+    over_links, by_devices = parts_of(plan, COSTS), parts_of(plan, COSTS, backend="memory")
+    gathered = {Pattern.ALL_GATHER, Pattern.REDUCE_SCATTER}
+    patterns = {move.pattern for each in plan.simulated().tasks.exchanges.values() for move in each.moves}
+    assert gathered <= patterns
+    assert by_devices.wire_s.sum() == pytest.approx(1.5 * over_links.wire_s.sum(), rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_autograd_takes_back_in_one_call_was_run_the_other_way_round(seed: int) -> None:
+    graph = load("rnnlm", tiny=True, devices=2).captured().graph
+    strategy = random_strategy(graph, 2, Random(seed))
+    plain = simulation(strategy, MACHINE, COSTS)
+    regions = backward_regions(strategy, plain.tasks, plain.timeline, 2, "gloo")
+    ran, blocks = as_run(strategy, plain.tasks, plain.timeline).tasks, placed_blocks(strategy)
+    start_s = simulate(ran).start_s
+    assert max(map(len, regions.values())) > 1
+    for members in set(regions.values()):
+        backward_s = [start_s[ran.ids[key]] for key in members]
+        forward_s = []
+        for _, number, _, segment, shard, copy in members:
+            placed = blocks[len(blocks) - 1 - number]
+            forward_s.append(
+                start_s[ran.ids[placed.forward(placed.segments.count - 1 - segment, shard, copy)]]
+            )
+        assert backward_s == sorted(backward_s)
+        assert forward_s == sorted(forward_s, reverse=True)

@@ -254,11 +254,13 @@ def _copied_by_devices(tasks: TaskGraph, ends: _Ends, wire_s: Floats) -> Floats:
         for end in there:
             found[end] += wire_s[number] / len(there)
         move = _move(tasks, task)
-        if move.pattern is Pattern.TRANSFER and ends.taken[number] >= 0:
-            own = tasks.exchanges[task.key[:-2]]
-            elements = sum(_local(own, sink) for sink in move.sinks if (task.key[:-2], sink) not in seen)
-            seen |= {(task.key[:-2], sink) for sink in move.sinks}
-            found[ends.taken[number]] += wire_s[number] / 2 * elements / max(1, move.elements)
+        if move.pattern is not Pattern.ALL_REDUCE and ends.taken[number] >= 0:
+            own, count = tasks.exchanges[task.key[:-2]], len(move.devices)
+            receiver = move.devices[(task.key[-1] + 1) % count]
+            sinks = {(task.key[:-2], sink) for sink in move.sinks if own.sinks[sink].device == receiver}
+            elements = sum(_local(own, sink) for _, sink in sinks - seen)
+            seen |= sinks
+            found[ends.taken[number]] += wire_s[number] / 2 * elements / max(1, move.elements * (count - 1))
     return found
 
 
