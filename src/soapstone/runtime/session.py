@@ -7,7 +7,9 @@ that have a GPU each.
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -75,6 +77,15 @@ def _start(backend: str, timeout: timedelta) -> None:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     own = PrefixStore(f"soapstone/attempt{attempt}", store)
     dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
+    atexit.register(_end)
+
+
+def _end() -> None:
+    """Leave the other ranks before the interpreter goes: a thread of torch's that lets go of a tensor after
+    it has begun to go ends the process with an abort. After an error others may wait for this rank, and it
+    would wait for them: then it just goes."""
+    if dist.is_initialized() and not hasattr(sys, "last_type"):
+        dist.destroy_process_group()
 
 
 def _place(device: str) -> torch.device:
