@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -46,14 +46,24 @@ class Watch(AbstractContextManager["Watch"]):
             self.left_bytes = torch.cuda.memory_allocated() - self._before
             return
         self._profiler.__exit__(kind, error, trace)
-        given: dict[int, int] = {}  # address -> bytes
-        for address, change in _changes(self._profiler.profiler.kineto_results.experimental_event_tree()):
-            if change > 0:
-                given[address] = change
-                self.left_bytes += change
-            else:  # what was there before the beginning is not counted: torch may have its size wrong
-                self.left_bytes -= given.pop(address, 0)
-            self.highest_bytes = max(self.highest_bytes, self.left_bytes)
+        roots = self._profiler.profiler.kineto_results.experimental_event_tree()
+        self.highest_bytes, self.left_bytes = counted(_changes(roots))
+
+
+def counted(changes: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """The most that was given out, and what is left, of addresses and bytes: more than zero for what is given
+    out, less for what is taken back. What was there before the first is not counted when it is taken back:
+    torch knows sizes by address, also of what has long been taken back, and tells a wrong one."""
+    given: dict[int, int] = {}
+    highest_bytes = left_bytes = 0
+    for address, change in changes:
+        if change > 0:
+            given[address] = change
+            left_bytes += change
+        else:
+            left_bytes -= given.pop(address, 0)
+        highest_bytes = max(highest_bytes, left_bytes)
+    return highest_bytes, left_bytes
 
 
 def _changes(roots: list[Any]) -> Iterator[tuple[int, int]]:
