@@ -82,7 +82,7 @@ def is_copied(box: Box, held: Box, readers: int) -> bool:
     """Whether a part of a weight that so many nodes read is copied for them: operators of weights with more
     than two axes (gates, units and inputs of recurrent cells) lay a part that is cut inside out anew, and
     keep that until they are taken back, once for every step of a sequence."""
-    return readers > 1 and any(a != b for a, b in zip(box[1:], held[1:], strict=True)) and len(box) > 2
+    return len(box) > 2 and readers > 1 and any(a != b for a, b in zip(box[1:], held[1:], strict=True))
 
 
 def is_laid_out_anew(box: Box, held: Box) -> bool:
