@@ -81,9 +81,9 @@ def _start(backend: str, timeout: timedelta) -> None:
 
 
 def _end() -> None:
-    """Leave the other ranks before the interpreter goes: with a group that was left to it, 2 of 24 processes
-    aborted at their end ([measured] `examples/own_model.py`), presumably by threads of torch's. After an error
-    others may wait for this rank, and it would wait for them: then it just goes."""
+    """Leave the other ranks before the interpreter goes: with a group that was left to it, 2 of 24 runs
+    aborted at their end ([measured] `examples/own_model.py`), presumably by threads of torch's. After an
+    error others may wait for this rank, and it would wait for them: then it just goes."""
     if dist.is_initialized() and not hasattr(sys, "last_type"):
         dist.destroy_process_group()
 
