@@ -50,11 +50,11 @@ def as_run(
     *,
     device_count: int = 2,
     backend: str = "gloo",
-    keeps_buckets: bool = True,
+    is_gpu: bool = False,
 ) -> AsRun:
     """The task graph with its gradients in buckets; members that are led take no time of their own. A rank
-    keeps what it has sent, unless that was copied elsewhere (`mailbox`), and, where it is a CPU, buckets from
-    step to step. `backend` is what carries messages (`Wire.backend`)."""
+    keeps what it has sent, unless that was copied elsewhere (`mailbox`, `staging`), and, where it is a CPU,
+    buckets from step to step. `backend` is what carries messages (`Wire.backend`)."""
     graph = strategy.graph
     unsummed = deferred(graph, placed_blocks(strategy), tasks.exchanges)
     left_out = frozenset(task.key for task in tasks.tasks if task.key[:-2] in unsummed)
@@ -79,10 +79,10 @@ def as_run(
         duration_s = 0.0 if task.key in led_by or task.key in left_out else task.duration_s
         changed.append(replace(task, after=tuple(sorted(after)), duration_s=duration_s))
     buffers = (
-        *_held_by_regions(_kept_to_the_end(tasks, buckets if keeps_buckets else ()), regions, place),
-        *_copies(tasks, buckets, stay=keeps_buckets),
+        *_held_by_regions(_kept_to_the_end(tasks, buckets), regions, place),
+        *_copies(tasks, buckets, stay=not is_gpu),
         *_fresh_gradients(tasks, regions, place),
-        *(_sent(tasks) if backend != "memory" else ()),
+        *(_sent(tasks) if backend == ("nccl" if is_gpu else "gloo") else ()),
     )
     return AsRun(
         replace(tasks, tasks=tuple(changed), buffers=buffers), led_by, left_out, _linked(tasks, regions)

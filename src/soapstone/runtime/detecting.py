@@ -57,11 +57,11 @@ def measured_messages(wire: Wire) -> list[Message]:
         tensor = torch.zeros(size_bytes // 4, device=wire.device)
         pairs = [(a, b) for a in range(wire.size) for b in range(a + 1, wire.size)]
         for a, b in pairs[:: max(1, len(pairs) // 8)]:  # eight pairs stand for all of a large computer
-            seconds, spread = _timed(wire, partial(_there_and_back, wire, tensor, a, b))
+            seconds, spread = timed(wire, partial(_there_and_back, wire, tensor, a, b))
             found.append(Message(ALONE, size_bytes, seconds / 2, spread))
-        seconds, spread = _timed(wire, partial(_round, wire, tensor))
+        seconds, spread = timed(wire, partial(_round, wire, tensor))
         found.append(Message(AT_ONCE, size_bytes, seconds, spread))
-        seconds, spread = _timed(wire, partial(_sum, wire, tensor))
+        seconds, spread = timed(wire, partial(_sum, wire, tensor))
         found.append(Message(ALL_REDUCE, size_bytes, seconds, spread))
     return found
 
@@ -71,7 +71,7 @@ def measured_pair(wire: Wire, a: int, b: int, small_bytes: int, large_bytes: int
     times = []
     for size_bytes in (small_bytes, large_bytes):
         tensor = torch.zeros(size_bytes // 4, device=wire.device)
-        seconds, _ = _timed(wire, partial(_there_and_back, wire, tensor, a, b))
+        seconds, _ = timed(wire, partial(_there_and_back, wire, tensor, a, b))
         times.append(seconds / 2)
     latency_s, whole_s = times
     return latency_s, (large_bytes - small_bytes) / max(whole_s - latency_s, 1e-9)
@@ -101,7 +101,7 @@ def _sum(wire: Wire, tensor: torch.Tensor) -> None:
     wire.sum_up(tensor, range(wire.size), "sum").wait()
 
 
-def _timed(wire: Wire, act: Callable[[], object]) -> tuple[float, float]:
+def timed(wire: Wire, act: Callable[[], object]) -> tuple[float, float]:
     """The faster quartile of times and their relative spread, each time that of the slowest rank: what else
     runs on a computer makes messages only slower. Two runs are not counted."""
     times: list[float] = []
@@ -141,14 +141,14 @@ def measured_kind(wire: Wire) -> DeviceKind:
     stream = _bytes_per_s(wire) / costs.most_bandwidth
     return DeviceKind(
         name,
-        _memory_bytes(wire),
+        memory_bytes(wire),
         {short: float(f"{rate:.4g}") for short, rate in peak.items()},
         float(f"{stream:.4g}"),
         float(f"{_launch_s(wire):.3g}"),
     )
 
 
-def _memory_bytes(wire: Wire) -> int:
+def memory_bytes(wire: Wire) -> int:
     """This rank's share of memory."""
     if wire.device.type == "cuda":
         sharing = -(-wire.size // torch.cuda.device_count())

@@ -247,7 +247,9 @@ class Executor:
         """Gradients one after the other. On a CPU their place is kept from step to step: new memory costs a
         page fault for every 4 KiB."""
         if found[0].device.type != "cpu":
-            return torch.cat([gradient.reshape(-1) for gradient in found])
+            made = torch.cat([gradient.reshape(-1) for gradient in found])
+            self._move_in(action, made)
+            return made
         kept = self._buckets.get(id(action))  # the program keeps the action
         if kept is None:
             count, dtype = sum(each.numel() for each in found), found[0].dtype

@@ -118,14 +118,28 @@ class Lent(Pending):
         self.work.give_back()
 
 
+class Returned(Pending):
+    """A sum that comes back to the memory of what was added up."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, wire: Wire, work: Any, staged: Tensor, place: Tensor, what: str) -> None:
+        super().__init__(wire, work, staged, what)
+        self.place = place
+
+    def wait(self) -> Tensor:
+        """The sum, once it is there."""
+        self._wait()
+        return self.place.copy_(self.buffer, non_blocking=True)
+
+
 class Together:
-    """A sum whose parts went on their own."""
+    """A sum whose parts went on their own, and come back to where they were."""
 
-    __slots__ = ("brought", "parts", "shape")
+    __slots__ = ("parts", "whole")
 
-    def __init__(self, parts: Sequence[Pending], shape: Sequence[int]) -> None:
-        self.parts, self.shape = parts, tuple(shape)
-        self.brought: Tensor | None = None
+    def __init__(self, parts: Sequence[Pending], whole: Tensor) -> None:
+        self.parts, self.whole = parts, whole
 
     @property
     def on_done(self) -> Callable[[], None] | None:
@@ -138,13 +152,15 @@ class Together:
 
     def once(self) -> Tensor:
         """The sum, for several who wait for it."""
-        if self.brought is None:
-            self.brought = self.wait()
-        return self.brought
+        for part in self.parts:
+            part.once()
+        return self.whole
 
     def wait(self) -> Tensor:
         """The sum, once all of it is there."""
-        return torch.cat([part.wait() for part in self.parts]).view(self.shape)
+        for part in self.parts:
+            part.wait()
+        return self.whole
 
 
 class Slot:
@@ -266,23 +282,23 @@ class Wire:
     def sum_up(
         self, tensor: Tensor, ranks: Sequence[int], what: str, ready: torch.cuda.Event | None = None
     ) -> Pending | Together:
-        """Add a tensor up over ranks; it is overwritten where it need not be staged. It is there already,
-        or when an event comes."""
+        """Add a tensor up over ranks; it is overwritten. It is there already, or when an event comes."""
         told = f"the sum of '{what}' over ranks {', '.join(map(str, ranks))}"
         if self.mailbox is not None and self.mailbox.ranks.issuperset(ranks):
             return self._summed(tensor, ranks, self._channels[tuple(sorted(ranks))], what, told)
 
         def under_way(part: Tensor, group: Any) -> Pending:
             staged, work = self._out(part, what, dist.all_reduce, ready=ready, group=group, async_op=True)
-            return Pending(self, work, staged, told)
+            if staged.device == part.device:
+                return Pending(self, work, staged, told)
+            return Returned(self, work, staged, part, told)
 
+        tensor = tensor.detach()
         if self._staging is None or tensor.nbytes <= LANE_BYTES:
             return under_way(tensor, self._group(ranks))
-        lanes = self._lanes[tuple(sorted(ranks))]
-        parts = tensor.reshape(-1).split(LANE_BYTES // tensor.element_size())
-        return Together(
-            [under_way(part, lanes[i % len(lanes)]) for i, part in enumerate(parts)], tensor.shape
-        )
+        lanes, whole = self._lanes[tuple(sorted(ranks))], tensor.contiguous()
+        parts = whole.view(-1).split(LANE_BYTES // tensor.element_size())
+        return Together([under_way(part, lanes[i % len(lanes)]) for i, part in enumerate(parts)], whole)
 
     def _summed(self, tensor: Tensor, ranks: Sequence[int], channel: int, what: str, told: str) -> Pending:
         """A sum over ranks of this computer."""

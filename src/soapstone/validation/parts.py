@@ -36,10 +36,11 @@ from soapstone.sim.memory import STATES_PER_WEIGHT, peak_memory
 from soapstone.sim.reference import Timeline, simulate
 from soapstone.tasks.build import task_graph
 from soapstone.tasks.exchange import Exchange, Move, Pattern
-from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, Key, Task, TaskGraph
+from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, Key, Task, TaskGraph, TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import crowded
 from soapstone.validation.holding import NOTHING, Measured, beside, copied_parts, whole_inputs
+from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
 
 Floats = NDArray[np.float64]
 
@@ -142,10 +143,11 @@ def parts_of(
     *,
     launches_ahead: bool = False,
     backend: str = "gloo",
+    traffic: Traffic = AS_THE_MACHINE_SAYS,
 ) -> Parts:
     """The parts of a plan's durations; `crowding` says what ranks take from each other, `measured` what
-    operators take of memory, `launches_ahead` whether the devices are GPUs, and `backend` what
-    carries messages (`Wire.backend`)."""
+    operators take of memory, `launches_ahead` whether the devices are GPUs, `backend` what carries messages
+    (`Wire.backend`), and `traffic` what bytes take."""
     shares_memory = backend == "memory"
     strategy, machine = plan.strategy, plan.machine
     plain = task_graph(strategy, machine, costs)
@@ -156,7 +158,7 @@ def parts_of(
         timeline,
         device_count=len(machine.devices),
         backend=backend,
-        keeps_buckets=not launches_ahead,
+        is_gpu=launches_ahead,
     )
     counted = task_graph(strategy, machine, _Counting(lambda _: 1.0, 1.0))
     swift = task_graph(strategy, _without_latency(machine), costs)
@@ -167,6 +169,8 @@ def parts_of(
     for key in ran.left_out:
         wire_s[plain.ids[key]] = latency_s[plain.ids[key]] = 0.0
     ends = _ends(plain, timeline, machine)
+    is_sum = np.array([task.kind is TaskKind.ALL_REDUCE for task in plain.tasks])
+    wire_s *= np.where(is_sum, _sum_factors(plain, ran.led_by, traffic), traffic.messages[0])
     if shares_memory:
         wire_s = _copied_by_devices(plain, ends, wire_s)
     for member, leader in ran.led_by.items():
@@ -182,13 +186,17 @@ def parts_of(
     )
     tasks = replace(ran.tasks, buffers=buffers)
     flat = _flat(tasks, has_links=not shares_memory)
-    seconds = crowded(
-        np.where(is_compute, full, 0.0),
-        wire_s + latency_s,
-        is_compute,
-        crowding,
-        lambda durations: native.simulate(durations, *flat)[:2],
-    )
+
+    def simulated(durations: Floats) -> tuple[Floats, Floats]:
+        start_s, end_s, _ = native.simulate(durations, *flat)
+        return start_s, end_s
+
+    seconds = crowded(np.where(is_compute, full, 0.0), wire_s + latency_s, is_compute, crowding, simulated)
+    if not shares_memory and wire_s.any():
+        is_message = ~is_compute & ~is_sum
+        levels = [each / traffic.messages[0] for each in traffic.messages]
+        own_s, rest_s = np.where(is_message, wire_s, 0.0), np.where(is_message, 0.0, wire_s)
+        wire_s = rest_s + crowded(own_s, seconds + rest_s + latency_s, is_message, levels, simulated)
     return Parts(
         tasks,
         seconds,
@@ -205,6 +213,22 @@ def parts_of(
 def _without_latency(machine: Machine) -> Machine:
     links = tuple(replace(link, latency_s=0.0) for link in machine.links)
     return Machine(machine.name, machine.devices, links, machine.switches)
+
+
+def _sum_factors(tasks: TaskGraph, led_by: Mapping[Key, Key], traffic: Traffic) -> Floats:
+    """How much longer than the machine says each sum takes, together with those that it leads or that lead
+    it; one for all else."""
+    found = np.ones(len(tasks.tasks))
+    size_bytes: dict[Key, int] = {}
+    sums = [task for task in tasks.tasks if task.kind is TaskKind.ALL_REDUCE]
+    for task in sums:
+        leader = led_by.get(task.key, task.key)
+        size_bytes[leader] = size_bytes.get(leader, 0) + task.size_bytes
+    for task in sums:
+        count = len(_move(tasks, task).devices)
+        whole_bytes = size_bytes[led_by.get(task.key, task.key)] * count // (2 * (count - 1))
+        found[tasks.ids[task.key]] = traffic.of_sum(count, whole_bytes)
+    return found
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ allocator gave out at most during a step, beyond what the rank holds between ste
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from soapstone.cost.watch import Watch
 from soapstone.frontends.source import Source
 from soapstone.plans import Plan
+from soapstone.runtime.detecting import memory_bytes
 from soapstone.runtime.optimizing import optimizer_named
 from soapstone.runtime.run import State, state_of
 from soapstone.runtime.trainer import Options, Trainer
@@ -79,21 +79,27 @@ def ran(
     plans: Sequence[Plan], model: Model, wire: Wire, steps: int, show: Callable[[int], None]
 ) -> list[Ran]:
     """Run each plan for so many steps; the same on every rank."""
-    found = [Ran() for _ in plans]
-    done = 0
+    found: dict[int, Ran] = {}
     for chunk in _chunks(plans, wire):
-        trainers = {i: _trainer(plans[i], model, wire, fuse=True) for i in chunk}
-        for trainer in trainers.values():
-            for _ in range(WARM_UP):
-                trainer.step(model.inputs)
-        for turn in range(0, steps, IN_TURN):
-            for i, trainer in trainers.items():
-                for _ in range(min(IN_TURN, steps - turn)):
-                    found[i].steps_s.append(_timed_step(trainer, model, wire))
+        found |= _in_turn({i: _trainer(plans[i], model, wire, fuse=True) for i in chunk}, model, wire, steps)
+        if wire.device.type == "cuda":
+            torch.cuda.empty_cache()  # ranks that share a GPU need it too
+        show(len(found))
+    return [found[i] for i in range(len(plans))]
+
+
+def _in_turn(trainers: Mapping[int, Trainer], model: Model, wire: Wire, steps: int) -> dict[int, Ran]:
+    """Run trainers that fit in memory together, which they leave when this is over."""
+    found = {i: Ran() for i in trainers}
+    for trainer in trainers.values():
+        for _ in range(WARM_UP):
+            trainer.step(model.inputs)
+    for turn in range(0, steps, IN_TURN):
         for i, trainer in trainers.items():
-            found[i].peak_bytes = _peaks(trainer, model, wire)
-            done += 1
-            show(done)
+            for _ in range(min(IN_TURN, steps - turn)):
+                found[i].steps_s.append(_timed_step(trainer, model, wire))
+    for i, trainer in trainers.items():
+        found[i].peak_bytes = _peaks(trainer, model, wire)
     return found
 
 
@@ -115,10 +121,7 @@ def _trainer(plan: Plan, model: Model, wire: Wire, *, fuse: bool) -> Trainer:
 
 def _chunks(plans: Sequence[Plan], wire: Wire) -> list[list[int]]:
     """Plans that fit in memory together."""
-    if wire.device.type == "cuda":
-        room = torch.cuda.get_device_properties(wire.device).total_memory
-    else:
-        room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // wire.size
+    room = memory_bytes(wire)
     chunks: list[list[int]] = [[]]
     held = 0
     for i, plan in enumerate(plans):

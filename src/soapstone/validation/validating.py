@@ -7,7 +7,7 @@ Every rank does the same and comes to the same numbers: strategies are drawn fro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any
 
@@ -31,6 +31,7 @@ from soapstone.validation.drawing import Drawn, drawn
 from soapstone.validation.holding import NOTHING, Measured
 from soapstone.validation.parts import parts_of
 from soapstone.validation.running import model_of, ran, traced
+from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, measured_traffic
 
 Show = Callable[[float, str], None]
 
@@ -81,10 +82,11 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     found = drawn(graph, machine, costs, wanted.strategies, wanted.seed, wanted.given(graph))
     if len(found) < 2:
         raise TrainingError(f"model '{graph.name}' has no two strategies on machine '{machine.name}'")
-    told, crowding, memory = None, (1.0,), NOTHING
+    told, crowding, memory, traffic = None, (1.0,), NOTHING, AS_THE_MACHINE_SAYS
     if wanted.costs == "measured":
         costs, memory, told = _measured(found, wanted, wire, show)
-        crowding = tuple(told["crowding"])
+        crowding, traffic = tuple(told["crowding"]), measured_traffic(wire, machine)
+        told |= {"traffic": asdict(traffic)}
     plans = [_plan(each, machine, costs) for each in found]
     model = model_of(source, graph, captured.constants, wire.device)
     seen = ran(plans, model, wire, wanted.steps, lambda done: show(done, "strategies run"))
@@ -92,7 +94,16 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     rest = [i for i in range(len(found)) if i not in fitted_on]
     is_gpu = wire.device.type == "cuda"
     parts = [
-        parts_of(plan, costs, crowding, memory, launches_ahead=is_gpu, backend=wire.backend) for plan in plans
+        parts_of(
+            plan,
+            costs,
+            crowding,
+            memory,
+            launches_ahead=is_gpu,
+            backend=wire.backend,
+            traffic=traffic,
+        )
+        for plan in plans
     ]
     calibration = calibrated(
         lambda tried: [parts[i].makespan_s(tried) for i in sorted(fitted_on)],
