@@ -61,6 +61,15 @@ def test_elimination_finds_the_minimum_of_any_sum(problem: Problem) -> None:
     assert found.cost == problem.cost(found.choices) == exhausted(problem)
 
 
+def test_what_has_one_choice_takes_no_axis_of_a_table() -> None:
+    """On one device every layer has, and NMT's attention reads eighty of them."""
+    count = 100
+    pairs = {(i, count): np.full((1, 2), 1.0) for i in range(count)}
+    found = minimum(Problem([*(np.zeros(1) for _ in range(count)), np.array([1.0, 0.5])], pairs), [0] * 101)
+    assert found.is_exact
+    assert (found.choices[-1], found.cost) == (1, count + 0.5)
+
+
 @given(problems())
 def test_where_tables_are_too_large_what_is_known_is_never_made_worse(problem: Problem) -> None:
     with pytest.MonkeyPatch.context() as patch:

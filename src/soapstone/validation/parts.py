@@ -192,8 +192,8 @@ def parts_of(
         return start_s, end_s
 
     seconds = crowded(np.where(is_compute, full, 0.0), wire_s + latency_s, is_compute, crowding, simulated)
-    if not shares_memory and wire_s.any():
-        is_message = ~is_compute & ~is_sum
+    is_message = ~is_compute & ~is_sum
+    if not shares_memory and is_message.any():
         levels = [each / traffic.messages[0] for each in traffic.messages]
         own_s, rest_s = np.where(is_message, wire_s, 0.0), np.where(is_message, 0.0, wire_s)
         wire_s = rest_s + crowded(own_s, seconds + rest_s + latency_s, is_message, levels, simulated)

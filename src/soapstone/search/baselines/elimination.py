@@ -63,6 +63,11 @@ def minimum(problem: Problem, known: Sequence[int]) -> Minimum:
     around = {i: {j for pair in problem.pairs if i in pair for j in pair} - {i} for i in range(len(sizes))}
     answers: list[tuple[int, tuple[int, ...], NDArray[np.intp]]] = []
     is_exact = True
+    for i in [i for i, size in enumerate(sizes) if size == 1]:  # nothing to choose, and no axis of a table
+        factors, _ = _fixed(i, factors)
+        answers.append((i, (), np.array(0)))
+        for j in around.pop(i):
+            around[j] -= {i}
     while around:
         entries = {i: sizes[i] * prod(sizes[j] for j in others) for i, others in around.items()}
         first = min(around, key=lambda i: (entries[i], i))
