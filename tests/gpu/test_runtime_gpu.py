@@ -16,7 +16,7 @@ from random import Random
 
 import pytest
 import torch
-from oracles.gpucases import replayed_case, shared_case
+from oracles.gpucases import replayed_case, shared_case, summed_case
 from oracles.ranks import Ranks
 from oracles.training import (
     Recipe,
@@ -129,6 +129,13 @@ def test_ranks_that_share_a_gpu_train_as_plain_pytorch_does(name: str, ranks: Ra
     assert answers[1][0] == losses
     state = {key: torch.from_numpy(array) for key, array in arrays_of.items()}
     assert_same((losses, state), trained_plainly(module, batches, Recipe()), rtol=1e-7, atol=1e-8)
+
+
+def test_a_sum_of_what_is_not_contiguous_is_in_order(ranks: Ranks) -> None:
+    expected = torch.arange(12.0).view(3, 4).t() * 3
+    for answer in ranks.run(summed_case, 2):
+        for found in answer:
+            assert torch.equal(torch.from_numpy(found), expected)
 
 
 @pytest.mark.parametrize("name", ["lenet", "rnnlm"])

@@ -28,6 +28,21 @@ def replayed_case(
         wire.LANE_BYTES = usual
 
 
+def summed_case(rank: int, size: int) -> list[Any]:
+    """Sums of a tensor that is not contiguous, whole and in parts, as they come to one who takes a slice."""
+    own = wire.Wire(rank, size, torch.device("cuda", 0))
+    own.prepare([range(size)])
+    found = []
+    usual = wire.LANE_BYTES
+    for lane_bytes in (usual, 16):
+        wire.LANE_BYTES = lane_bytes
+        tensor = torch.arange(12.0, device="cuda").view(3, 4).t() * (rank + 1)
+        slot = wire.Slot(own.sum_up(tensor, range(size), "sum"), slice(0, 12), (4, 3))
+        found.append(torch.as_tensor(slot.wait()).cpu().numpy())
+    wire.LANE_BYTES = usual
+    return found
+
+
 def _trained(
     rank: int, size: int, path: str, named: Any, constants: Any, batches: Any
 ) -> tuple[list[float], Any, bool | str]:

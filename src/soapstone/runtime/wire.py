@@ -282,7 +282,8 @@ class Wire:
     def sum_up(
         self, tensor: Tensor, ranks: Sequence[int], what: str, ready: torch.cuda.Event | None = None
     ) -> Pending | Together:
-        """Add a tensor up over ranks; it is overwritten. It is there already, or when an event comes."""
+        """Add a tensor up over ranks; it is overwritten where it is contiguous. It is there already, or when
+        an event comes."""
         told = f"the sum of '{what}' over ranks {', '.join(map(str, ranks))}"
         if self.mailbox is not None and self.mailbox.ranks.issuperset(ranks):
             return self._summed(tensor, ranks, self._channels[tuple(sorted(ranks))], what, told)
@@ -293,11 +294,10 @@ class Wire:
                 return Pending(self, work, staged, told)
             return Returned(self, work, staged, part, told)
 
-        tensor = tensor.detach()
-        if self._staging is None or tensor.nbytes <= LANE_BYTES:
-            return under_way(tensor, self._group(ranks))
-        lanes, whole = self._lanes[tuple(sorted(ranks))], tensor.contiguous()
-        parts = whole.view(-1).split(LANE_BYTES // tensor.element_size())
+        whole = tensor.detach().contiguous()
+        if self._staging is None or whole.nbytes <= LANE_BYTES:
+            return under_way(whole, self._group(ranks))
+        lanes, parts = self._lanes[tuple(sorted(ranks))], whole.view(-1).split(LANE_BYTES // whole.itemsize)
         return Together([under_way(part, lanes[i % len(lanes)]) for i, part in enumerate(parts)], whole)
 
     def _summed(self, tensor: Tensor, ranks: Sequence[int], channel: int, what: str, told: str) -> Pending:
