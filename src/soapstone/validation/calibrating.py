@@ -27,8 +27,9 @@ PRIOR = 0.02
 """[choice] What a factor of e away from one costs, as much as a mean error of 14 %: factors that explain
 nothing stay one."""
 
-TRUST_IN_TIMES = 10.0
-"""[choice] How much more the factor of compute costs: operators were measured one by one."""
+TRUST = 10.0
+"""[choice] How much more the factors of compute and bandwidth cost: operators were measured one by one, and
+messages and sums among others."""
 
 PRIOR_PER_S = {"overhead_s": 3e3, "message_s": 1e3, "wake_s": 1e3}
 """[choice] What seconds cost, of that: there are more operators than messages."""
@@ -73,7 +74,7 @@ def calibrated(predict: Callable[[Calibration], Sequence[float]], actual_s: Sequ
     def badness(found: Calibration) -> float:
         predicted_s = predict(found)
         misfit = sum(log(p / a) ** 2 for p, a in zip(predicted_s, actual_s, strict=True)) / len(actual_s)
-        drift = TRUST_IN_TIMES * log(found.compute) ** 2 + log(found.bandwidth) ** 2 + log(found.latency) ** 2
+        drift = TRUST * (log(found.compute) ** 2 + log(found.bandwidth) ** 2) + log(found.latency) ** 2
         drift += sum(cost * getattr(found, name) for name, cost in PRIOR_PER_S.items())
         return misfit + PRIOR * drift / len(actual_s)
 

@@ -2,7 +2,8 @@
 blocks changed.
 
 Random strategies alone are all alike (bad, and bound by messages); a search meets mostly neighbours of good
-ones. So of those that are drawn every second one is a baseline with a few blocks placed at random.
+ones. So half of those that are drawn are baselines with a few blocks placed at random. Two of a kind come one
+after the other, so that every second strategy is half of each kind.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def drawn(
     starts, attempts = list(found), 0
     while len(found) < count and attempts < 20 * count:
         attempts += 1
-        if attempts % 2:
+        if attempts % 4 in (1, 2):
             start = random.choice(starts)
             _add(found, Drawn(f"{start.name}, changed {attempts}", _changed(start.strategy, machine, random)))
         else:

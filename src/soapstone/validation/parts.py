@@ -4,11 +4,11 @@
                + wake_s where its device had nothing to do before it
              = wire / bandwidth + latency * latencies                                   of a message
 
-A GPU computes while the next operators are launched, so there the larger of the first two counts, not the
-sum. `seconds` are the profile's, `operators` the passes of operators in the task, `messages` those that it
-waits for or that wait for it (handing one over takes time of the device's own thread); `wire` is the time
-that the bytes alone take and `latencies` the rest. Which device waits for what is seen in the simulated
-timeline. The factors are `Calibration`'s.
+A GPU computes while its rank launches the next operators and sees to messages, so there the larger of the
+first and of the two others counts, not the sum. `seconds` are the profile's, `operators` the passes of
+operators in the task, `messages` those that it waits for or that wait for it (handing one over takes time of
+the device's own thread); `wire` is the time that the bytes alone take and `latencies` the rest (`traffic`).
+Which device waits for what is seen in the simulated timeline. The factors are `Calibration`'s.
 
 Where ranks share memory (`runtime.mailbox`) the devices copy messages themselves: half of `wire` is the
 sender's, at the task after which it gives the message away, and half the receiver's, at the task before which
@@ -85,14 +85,10 @@ class Parts:
 
     def durations(self, found: Calibration) -> Floats:
         """The durations under a calibration."""
-        computed, launched = found.compute * self.seconds, found.overhead_s * self.operators
-        own = np.maximum(computed, launched) if self.launches_ahead else computed + launched
-        return (
-            own
-            + found.message_s * self.messages
-            + self.wire_s / found.bandwidth
-            + found.latency * self.latency_s
-        )
+        computed = found.compute * self.seconds
+        beside = found.overhead_s * self.operators + found.message_s * self.messages
+        own = np.maximum(computed, beside) if self.launches_ahead else computed + beside
+        return own + self.wire_s / found.bandwidth + found.latency * self.latency_s
 
     def awake(self, found: Calibration) -> Floats:
         """The durations under a calibration, with what devices take that had to wait."""
@@ -170,7 +166,9 @@ def parts_of(
         wire_s[plain.ids[key]] = latency_s[plain.ids[key]] = 0.0
     ends = _ends(plain, timeline, machine)
     is_sum = np.array([task.kind is TaskKind.ALL_REDUCE for task in plain.tasks])
-    wire_s *= np.where(is_sum, _sum_factors(plain, ran.led_by, traffic), traffic.messages[0])
+    of_bytes, of_latency = _sum_factors(plain, ran.led_by, traffic)
+    wire_s *= np.where(is_sum, of_bytes, traffic.messages[0])
+    latency_s *= of_latency
     if shares_memory:
         wire_s = _copied_by_devices(plain, ends, wire_s)
     for member, leader in ran.led_by.items():
@@ -215,10 +213,10 @@ def _without_latency(machine: Machine) -> Machine:
     return Machine(machine.name, machine.devices, links, machine.switches)
 
 
-def _sum_factors(tasks: TaskGraph, led_by: Mapping[Key, Key], traffic: Traffic) -> Floats:
-    """How much longer than the machine says each sum takes, together with those that it leads or that lead
-    it; one for all else."""
-    found = np.ones(len(tasks.tasks))
+def _sum_factors(tasks: TaskGraph, led_by: Mapping[Key, Key], traffic: Traffic) -> tuple[Floats, Floats]:
+    """How much longer than the machine says the bytes of each sum take, together with those that it leads or
+    that lead it, and its latency; one for all else."""
+    of_bytes, of_latency = np.ones(len(tasks.tasks)), np.ones(len(tasks.tasks))
     size_bytes: dict[Key, int] = {}
     sums = [task for task in tasks.tasks if task.kind is TaskKind.ALL_REDUCE]
     for task in sums:
@@ -227,8 +225,9 @@ def _sum_factors(tasks: TaskGraph, led_by: Mapping[Key, Key], traffic: Traffic) 
     for task in sums:
         count = len(_move(tasks, task).devices)
         whole_bytes = size_bytes[led_by.get(task.key, task.key)] * count // (2 * (count - 1))
-        found[tasks.ids[task.key]] = traffic.of_sum(count, whole_bytes)
-    return found
+        of_bytes[tasks.ids[task.key]] = traffic.of_sum(count, whole_bytes)
+        of_latency[tasks.ids[task.key]] = traffic.latency_of_sum(count)
+    return of_bytes, of_latency
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ the machine says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import log
@@ -33,18 +33,26 @@ SUM_BYTES = 2**22, 2**24, 2**26
 @dataclass(frozen=True)
 class Traffic:
     """Times of bytes relative to the machine's: of messages by how many are under way at once (one, two,
-    ...), and of sums by the number of ranks and the bytes."""
+    ...), and of sums by the number of ranks and the bytes; and latencies of sums by the number of ranks."""
 
     messages: tuple[float, ...] = (1.0,)
     sums: dict[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    latencies: dict[int, float] = field(default_factory=dict)
 
     def of_sum(self, count: int, size_bytes: int) -> float:
-        """How much longer than the machine says a sum over so many ranks takes."""
+        """How much longer than the machine says the bytes of a sum over so many ranks take."""
         if not self.sums:
             return 1.0
-        nearest = self.sums[min(self.sums, key=lambda known: abs(known - count))]
-        sizes, factors = zip(*nearest, strict=True)
+        sizes, factors = zip(*self.sums[_nearest(self.sums, count)], strict=True)
         return float(np.interp(log(max(1, size_bytes)), [log(size) for size in sizes], factors))
+
+    def latency_of_sum(self, count: int) -> float:
+        """How much longer than the machine says a sum of next to nothing takes."""
+        return self.latencies[_nearest(self.latencies, count)] if self.latencies else 1.0
+
+
+def _nearest(known: Iterable[int], count: int) -> int:
+    return min(known, key=lambda each: abs(each - count))
 
 
 AS_THE_MACHINE_SAYS = Traffic()
@@ -57,7 +65,12 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
     messages = [_messages(wire, machine, busy) for busy in range(1, wire.size + 1)]
     counts = sorted({2, max(2, wire.size // 2), wire.size})
     wire.prepare([range(count) for count in counts])
-    return Traffic(tuple(messages), {count: tuple(_sums(wire, machine, count)) for count in counts})
+    sums = {count: _sums(wire, machine, count) for count in counts}
+    return Traffic(
+        tuple(messages),
+        {count: factors for count, (_, factors) in sums.items()},
+        {count: latency for count, (latency, _) in sums.items()},
+    )
 
 
 def _messages(wire: Wire, machine: Machine, busy: int) -> float:
@@ -88,7 +101,8 @@ def _around(wire: Wire, tensor: torch.Tensor, busy: int, tags: Sequence[int]) ->
     wire.settle()
 
 
-def _sums(wire: Wire, machine: Machine, count: int) -> list[tuple[int, float]]:
+def _sums(wire: Wire, machine: Machine, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """The latency of sums over the first ranks, and the time of their bytes, relative to the machine's."""
     ranks = range(count)
 
     def act(tensor: torch.Tensor) -> None:
@@ -99,11 +113,14 @@ def _sums(wire: Wire, machine: Machine, count: int) -> list[tuple[int, float]]:
     for size_bytes in (NO_BYTES, *SUM_BYTES):
         seconds, _ = timed(wire, partial(act, torch.zeros(size_bytes // 4, device=wire.device)))
         taken.append(seconds)
-    bandwidth = machine.bandwidth(0, 1)
-    return [
-        (size, _digits((seconds - taken[0]) / collective_s(Pattern.ALL_REDUCE, size, count, bandwidth, 0.0)))
-        for size, seconds in zip(SUM_BYTES, taken[1:], strict=True)
-    ]
+    said = partial(
+        collective_s, Pattern.ALL_REDUCE, count=count, bandwidth_bytes_per_s=machine.bandwidth(0, 1)
+    )
+    least_s = taken[0]
+    return _digits(least_s / said(NO_BYTES, latency_s=machine.latency(0, 1))), tuple(
+        (size_bytes, _digits((seconds - least_s) / said(size_bytes, latency_s=0.0)))
+        for size_bytes, seconds in zip(SUM_BYTES, taken[1:], strict=True)
+    )
 
 
 def _digits(number: float) -> float:
