@@ -31,8 +31,10 @@ TRUST = 10.0
 """[choice] How much more the factors of compute and bandwidth cost: operators were measured one by one, and
 messages and sums among others."""
 
-PRIOR_PER_S = {"overhead_s": 3e3, "message_s": 1e3, "wake_s": 1e3}
-"""[choice] What seconds cost, of that: there are more operators than messages."""
+PRIOR_PER_S = {"overhead_s": 3e4, "message_s": 1e3, "wake_s": 1e3}
+"""[choice] What seconds cost, of that: an operator's own overhead is in its measured time, to which the
+runtime adds microseconds ([measured] `bench/runtime.py`), and a pipeline has many times as many operators as
+other strategies."""
 
 MOST = 32.0
 """[choice] No factor goes further from one than this."""
