@@ -131,7 +131,7 @@ def test_ranks_that_share_a_gpu_train_as_plain_pytorch_does(name: str, ranks: Ra
     assert_same((losses, state), trained_plainly(module, batches, Recipe()), rtol=1e-7, atol=1e-8)
 
 
-def test_a_sum_of_what_is_not_contiguous_is_in_order(ranks: Ranks) -> None:
+def test_a_sum_comes_back_to_what_was_added_up(ranks: Ranks) -> None:
     expected = torch.arange(12.0).view(3, 4).t() * 3
     for answer in ranks.run(summed_case, 2):
         for found in answer:

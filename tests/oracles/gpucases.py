@@ -29,16 +29,23 @@ def replayed_case(
 
 
 def summed_case(rank: int, size: int) -> list[Any]:
-    """Sums of a tensor that is not contiguous, whole and in parts, as they come to one who takes a slice."""
-    own = wire.Wire(rank, size, torch.device("cuda", 0))
-    own.prepare([range(size)])
+    """Sums of tensors of a GPU that the other ranks use too."""
+    return sums_of_slices(wire.Wire(rank, size, torch.device("cuda", 0)))
+
+
+def sums_of_slices(own: wire.Wire) -> list[Any]:
+    """Sums of tensors that are contiguous or not, whole and in parts, as they come to one who takes a slice;
+    and the tensors that were added up, which the sum has come back to."""
+    ranks, usual = range(own.size), wire.LANE_BYTES
+    own.prepare([ranks])
     found = []
-    usual = wire.LANE_BYTES
     for lane_bytes in (usual, 16):
         wire.LANE_BYTES = lane_bytes
-        tensor = torch.arange(12.0, device="cuda").view(3, 4).t() * (rank + 1)
-        slot = wire.Slot(own.sum_up(tensor, range(size), "sum"), slice(0, 12), (4, 3))
-        found.append(torch.as_tensor(slot.wait()).cpu().numpy())
+        numbers = torch.arange(12.0, device=own.device).view(3, 4) * (own.rank + 1)
+        for tensor in (numbers.t(), numbers.t().contiguous()):
+            slot = wire.Slot(own.sum_up(tensor, ranks, "sum"), slice(0, 12), (4, 3))
+            found.append(torch.as_tensor(slot.wait()).cpu().numpy())
+        found.append(tensor.cpu().numpy())
     wire.LANE_BYTES = usual
     return found
 

@@ -2,13 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 
+from oracles.gpucases import sums_of_slices
 from soapstone.errors import TrainingError
+from soapstone.machine import preset
 from soapstone.runtime.recording import Recorder, gathered_spans
+from soapstone.runtime.staging import Queued
 from soapstone.runtime.wire import Wire
+from soapstone.validation.traffic import measured_traffic
+
+
+class _Aside:
+    """What `Staging` does for a GPU, on a CPU: copies that leave from a thread of their own."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+
+    def room(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    def out(
+        self, tensor: torch.Tensor, post: Callable[[torch.Tensor], Any], ready: object = None
+    ) -> tuple[torch.Tensor, Queued]:
+        del ready
+        staged = tensor.detach().clone(memory_format=torch.contiguous_format)
+        return staged, Queued(self._thread.submit(post, staged))
+
+    def into(self, staged: torch.Tensor) -> torch.Tensor:
+        return staged.clone()
+
+    def drain(self) -> None:
+        self._thread.submit(int).result()
+
+
+def summing_aside(rank: int, size: int) -> list[Any]:
+    """Sums whose tensors are staged."""
+    wire = Wire(rank, size)
+    wire._staging = _Aside()  # type: ignore[assignment]
+    wire.host = torch.device("cpu", 0)  # by name not where tensors are
+    return sums_of_slices(wire)
+
+
+def traffic_seen(rank: int, size: int) -> tuple[Any, ...]:
+    """What ranks measure of their messages and sums."""
+    found = measured_traffic(Wire(rank, size), preset(f"cpu:1x{size}"))
+    return found.messages, found.sums, found.latencies
 
 
 def disagreeing(rank: int, size: int) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 from oracles.ranks import Ranks
-from oracles.wirecases import disagreeing, failing, left_alone, waiting_for_nothing
+from oracles.wirecases import disagreeing, failing, left_alone, summing_aside, waiting_for_nothing
 
 from soapstone.graph import GraphBuilder
 from soapstone.ops.box import whole
@@ -26,6 +27,15 @@ def ranks() -> Iterator[Ranks]:
 def test_ranks_with_different_plans_refuse_to_start(ranks: Ranks) -> None:
     said = ranks.run(disagreeing, 3)
     assert said == ["rank 1 has another plan than rank 0: start all with the same"] * 3
+
+
+def test_a_sum_that_is_staged_comes_back_to_what_was_added_up(ranks: Ranks) -> None:
+    """However that lies in memory, and whether it goes whole or in parts."""
+    expected = torch.arange(12.0).view(3, 4).t() * 6
+    for answer in ranks.run(summing_aside, 3):
+        assert len(answer) == 6
+        for found in answer:
+            assert torch.equal(torch.from_numpy(found), expected)
 
 
 def test_a_wait_without_end_names_what_every_rank_waited_for(ranks: Ranks) -> None:

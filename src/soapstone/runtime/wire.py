@@ -290,7 +290,7 @@ class Wire:
 
         def under_way(part: Tensor, group: Any) -> Pending:
             staged, work = self._out(part, what, dist.all_reduce, ready=ready, group=group, async_op=True)
-            if staged.device == part.device:
+            if staged.data_ptr() == part.data_ptr():
                 return Pending(self, work, staged, told)
             return Returned(self, work, staged, part, told)
 
