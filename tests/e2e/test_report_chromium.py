@@ -33,7 +33,9 @@ CHROMIUM = next(
     None,
 )
 LIBRARIES = ":".join(
-    str(FETCHED / "usr/lib" / folder) for folder in ("x86_64-linux-gnu", "aarch64-linux-gnu")
+    str(FETCHED / "usr/lib" / processor / folder)
+    for processor in ("x86_64-linux-gnu", "aarch64-linux-gnu")
+    for folder in (".", "pulseaudio")
 )
 PATIENCE_S = 120
 
