@@ -244,6 +244,19 @@ def test_a_gpu_computes_while_the_next_operators_are_launched(graph: Graph) -> N
     assert np.array_equal(parts.durations(quick), parts.durations(Calibration()))
 
 
+def test_what_a_gpu_has_sent_by_gloo_is_in_host_memory(graph: Graph) -> None:
+    strategy = random_strategy(graph, 2, Random(0))
+    tasks = plan_of(strategy).simulated().tasks
+    for is_gpu, backend, is_held in (
+        (True, "gloo", False),
+        (True, "nccl", True),
+        (False, "gloo", True),
+        (False, "memory", False),
+    ):
+        ran = as_run(strategy, tasks, simulate(tasks), backend=backend, is_gpu=is_gpu)
+        assert any(buffer.kind is BufferKind.SENT for buffer in ran.tasks.buffers) == is_held
+
+
 def test_only_devices_that_waited_have_to_wake(graph: Graph) -> None:
     alone = parts_of(plan_of(single_device(graph, MACHINE)), COSTS)
     assert alone.makespan_s(Calibration(wake_s=1.0)) == alone.makespan_s(Calibration())
