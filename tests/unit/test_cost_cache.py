@@ -6,6 +6,7 @@ import logging
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ def test_times_add_up_and_newer_ones_replace(cache: Cache) -> None:
 
 WRITER = """
 import sys
+import time
 from pathlib import Path
 from soapstone.cost.cache import Cache
 from soapstone.cost.profile import Measured, OpKey, Profile
@@ -64,6 +66,42 @@ def test_several_processes_write_at_once(cache: Cache) -> None:
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0, 0]
     (found,) = cache.profiles()
     assert {m.outputs[0] for m in found.times[KEY]} == {(n, i) for n in range(4) for i in range(20)}
+
+
+BEGINNER = """
+import sys, time
+from pathlib import Path
+from soapstone.cost.cache import Cache
+from soapstone.cost.profile import Measured, OpKey, Profile
+folder, number, start = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+time.sleep(max(0.0, start - time.time()))
+for i in range(40):
+    time_ = Measured(((number,),), ((number,),), 1e-6, 0.0, 1.0, 1)
+    Cache(folder / str(i) / "costs.sqlite").add(Profile("cpu", {}, {OpKey("linear", "{}", "f32", 0): (time_,)}))
+    time.sleep(max(0.0, start + 0.05 * (i + 1) - time.time()))
+"""
+
+
+def test_several_processes_begin_a_cache_at_once(tmp_path: Path) -> None:
+    """None sees what another has half made, sets it aside, or is refused: forty times, together."""
+    command = [sys.executable, "-c", BEGINNER, str(tmp_path)]
+    start = str(time.time() + 3.0)
+    writers = [subprocess.Popen([*command, str(number), start]) for number in range(4)]
+    assert [writer.wait(timeout=120) for writer in writers] == [0, 0, 0, 0]
+    for i in range(40):
+        cache = Cache(tmp_path / str(i) / "costs.sqlite")
+        assert set_aside(cache) == []
+        (found,) = cache.profiles()
+        assert {m.outputs[0] for m in found.times[KEY]} == {(n,) for n in range(4)}
+
+
+def test_a_cache_that_was_begun_and_not_finished_is_begun_again(cache: Cache) -> None:
+    cache.path.parent.mkdir()
+    cache.path.touch()
+    cache.path.with_name(f"{cache.path.name}.new").write_bytes(b"a process was killed here")
+    cache.add(profile())
+    assert cache.profiles() == [profile()]
+    assert set_aside(cache) == []
 
 
 def set_aside(cache: Cache) -> list[Path]:

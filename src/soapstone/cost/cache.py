@@ -9,6 +9,7 @@ set aside under another name with a warning, and a fresh one is begun: it is nev
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -31,18 +32,18 @@ BUSY_S = 60.0
 """[choice] How long a process waits for others to finish writing."""
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS profiles (
+CREATE TABLE profiles (
     id INTEGER PRIMARY KEY, kind TEXT NOT NULL, software TEXT NOT NULL, changed TEXT NOT NULL,
     UNIQUE (kind, software)
 );
-CREATE TABLE IF NOT EXISTS times (
+CREATE TABLE times (
     profile INTEGER NOT NULL REFERENCES profiles, op TEXT NOT NULL, attrs TEXT NOT NULL, dtype TEXT NOT NULL,
     gradients INTEGER NOT NULL, operands TEXT NOT NULL, outputs TEXT NOT NULL,
     seconds REAL NOT NULL CHECK (seconds >= 0), spread REAL NOT NULL, flops REAL NOT NULL,
     size_bytes INTEGER NOT NULL,
     PRIMARY KEY (profile, op, attrs, dtype, gradients, operands, outputs)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS updates (
+CREATE TABLE updates (
     profile INTEGER NOT NULL REFERENCES profiles, size_bytes INTEGER NOT NULL,
     seconds REAL NOT NULL CHECK (seconds >= 0), spread REAL NOT NULL,
     PRIMARY KEY (profile, size_bytes)
@@ -168,21 +169,47 @@ class Cache:
     def _checked(self) -> sqlite3.Connection:
         """A connection to a cache that is ours and sound; what is not is set aside first."""
         for _ in range(2):
+            self._begin()
             file = self._file()
             database = sqlite3.connect(self.path, timeout=BUSY_S)
             try:
                 reason = _objection(database)
                 if reason is None:
-                    return database if _is_ours(database) else _with_schema(database)
+                    return database
             except sqlite3.DatabaseError as error:
                 if isinstance(error, sqlite3.OperationalError):
                     database.close()
                     raise
                 reason = str(error)
             database.close()
-            if file is not None and file == self._file():  # else another process has set it aside already
-                self._set_aside(reason)
+            self._set_aside(file, reason)
         raise CostError(f"{self.path}: the cache of costs is damaged again and again; set SOAPSTONE_CACHE.")
+
+    def _begin(self) -> None:
+        """An empty cache where there is none. It comes to be whole: none ever sees a part of it."""
+        if self._size():
+            return
+        with self._alone():
+            if self._size():
+                return
+            new = self.path.with_name(f"{self.path.name}.new")
+            new.unlink(missing_ok=True)  # of a process that was killed
+            with closing(sqlite3.connect(new)) as database:
+                _make(database)
+            new.replace(self.path)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process begins a cache, or sets one aside, meanwhile."""
+        with self.path.with_name(f"{self.path.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def _file(self) -> tuple[int, int] | None:
         """Which file is there now, whatever its name was before."""
@@ -192,43 +219,38 @@ class Cache:
             return None
         return found.st_dev, found.st_ino
 
-    def _set_aside(self, reason: str) -> None:
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
-        aside = self.path.with_name(f"{self.path.name}.set-aside-{stamp}")
-        self.path.rename(aside)
-        for suffix in ("-wal", "-shm"):  # of the same database; without it they mean nothing
-            log = self.path.with_name(self.path.name + suffix)
-            if log.exists():
-                log.rename(aside.with_name(aside.name + suffix))
+    def _set_aside(self, judged: tuple[int, int] | None, reason: str) -> None:
+        """Keep the file that was judged under another name, unless another process has done so already."""
+        with self._alone():
+            if judged is None or judged != self._file():
+                return
+            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
+            aside = self.path.with_name(f"{self.path.name}.set-aside-{stamp}")
+            self.path.rename(aside)
+            for suffix in ("-wal", "-shm"):  # of the same database; without it they mean nothing
+                log = self.path.with_name(self.path.name + suffix)
+                if log.exists():
+                    log.rename(aside.with_name(aside.name + suffix))
         logger.warning("%s is no cache of costs (%s); it is kept as %s", self.path, reason, aside.name)
 
 
 def _objection(database: sqlite3.Connection) -> str | None:
-    """Why a database is not to be trusted; None when it is empty, or ours and sound."""
+    """Why a database is not to be trusted; None when it is ours and sound."""
     (marked,) = database.execute("PRAGMA application_id").fetchone()
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if not tables and not marked:
-        return None
     if marked != APPLICATION_ID:
         return "another program's database"
+    (version,) = database.execute("PRAGMA user_version").fetchone()
     if version != VERSION:
         return f"version {version} where this Soapstone has {VERSION}"
     (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
     return None if found == "ok" else str(found)
 
 
-def _is_ours(database: sqlite3.Connection) -> bool:
-    (marked,) = database.execute("PRAGMA application_id").fetchone()
-    return bool(marked == APPLICATION_ID)
-
-
-def _with_schema(database: sqlite3.Connection) -> sqlite3.Connection:
+def _make(database: sqlite3.Connection) -> None:
     database.execute("PRAGMA journal_mode = WAL")
     with database:
-        database.execute("BEGIN IMMEDIATE")
+        database.execute("BEGIN")
         database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         database.execute(f"PRAGMA user_version = {VERSION}")
         for statement in filter(str.strip, _SCHEMA.split(";")):
             database.execute(statement)
-    return database
