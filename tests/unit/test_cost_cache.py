@@ -77,7 +77,8 @@ folder, number, start = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 time.sleep(max(0.0, start - time.time()))
 for i in range(40):
     time_ = Measured(((number,),), ((number,),), 1e-6, 0.0, 1.0, 1)
-    Cache(folder / str(i) / "costs.sqlite").add(Profile("cpu", {}, {OpKey("linear", "{}", "f32", 0): (time_,)}))
+    times = {OpKey("linear", "{}", "f32", 0): (time_,)}
+    Cache(folder / str(i) / "costs.sqlite").add(Profile("cpu", {}, times))
     time.sleep(max(0.0, start + 0.05 * (i + 1) - time.time()))
 """
 
