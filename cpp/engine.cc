@@ -159,17 +159,16 @@ bool Engine::CatchUpBackward(double limit_fs) {
     for (const std::int32_t block : pending_) {
       const std::int32_t first = graph_.groups()[block].first;
       for (std::int32_t i = graph_.PassTasks(block); i < graph_.ComputeTasks(block); ++i) {
-        if (live_[first + i].run == run_) visit(first + i);
+        if (graph_.slots()[first + i].live.run == run_) visit(graph_.slot(first + i));
       }
     }
   };
-  for_each_pending([this](std::int32_t slot) {
-    live_[slot].remaining -= PendingOf(slot) + graph_.waits()[slot];
-  });
+  for_each_pending([this](Slot* slot) { slot->live.remaining -= PendingOf(*slot) + slot->waits; });
   if (!Build(kBackwardPass, limit_fs)) return false;
-  for_each_pending([this](std::int32_t slot) {
-    live_[slot].remaining += graph_.waits()[slot];
-    if (live_[slot].remaining == 0) queue_.Push({live_[slot].ready_s, graph_.slots()[slot].order, slot});
+  for_each_pending([this](Slot* slot) {
+    slot->live.remaining += slot->waits;
+    const auto number = static_cast<std::int32_t>(slot - graph_.slots().data());
+    if (slot->live.remaining == 0) queue_.Push({slot->live.ready_s, slot->order, number});
   });
   for (std::int32_t r = 0; r < resources_; ++r) left_fs_[r] = work_fs_[r] - done_fs_[r];
   return true;
@@ -179,7 +178,7 @@ bool Engine::CatchUpBackward(double limit_fs) {
 void Engine::NextRun() {
   if (++run_ < kLater) return;
   run_ = 1;
-  for (Live& live : live_) live.run = 0;
+  for (std::size_t i = 0; i < graph_.slots().size(); ++i) graph_.slot(static_cast<std::int32_t>(i))->live.run = 0;
   for (std::vector<std::int32_t>* marks : {&rebuilt_in_, &awaited_in_, &pending_in_}) {
     std::fill(marks->begin(), marks->end(), 0);
   }
@@ -187,9 +186,7 @@ void Engine::NextRun() {
 
 // Makes room for what is known by slot.
 void Engine::Reserve() {
-  if (graph_.slots().size() <= live_.size()) return;
-  live_.resize(graph_.slots().capacity());
-  done_.resize(live_.size());
+  if (graph_.slots().size() > done_.size()) done_.resize(graph_.slots().capacity());
 }
 
 void Engine::Accept() {
@@ -333,8 +330,8 @@ double Engine::WithTail(std::int32_t device) const {
 // Whether some task of a block waits for nothing.
 bool Engine::HasRoot(std::int32_t block) const {
   const Group& group = graph_.groups()[block];
-  const std::int32_t* waits = graph_.waits().data() + group.first;
-  return std::any_of(waits, waits + graph_.ComputeTasks(block), [](std::int32_t each) { return each == 0; });
+  const Slot* slot = graph_.slots().data() + group.first;
+  return std::any_of(slot, slot + graph_.ComputeTasks(block), [](const Slot& each) { return each.waits == 0; });
 }
 
 // The first moment at which the placements of the changed blocks can matter: when the first is taken of the
@@ -377,10 +374,11 @@ void Engine::Start(std::int32_t from, double limit_s) {
     for (std::int32_t block = 0; block < graph_.block_count(); ++block) {
       if (!has_root_[block]) continue;
       const Group& group = graph_.groups()[block];
-      for (std::int32_t slot = group.first; slot < group.first + graph_.ComputeTasks(block); ++slot) {
-        if (graph_.waits()[slot] > 0) continue;
-        live_[slot] = {0, 0, run_, 0};
-        queue_.Push({0, graph_.slots()[slot].order, slot});
+      for (std::int32_t number = group.first; number < group.first + graph_.ComputeTasks(block); ++number) {
+        Slot* slot = graph_.slot(number);
+        if (slot->waits > 0) continue;
+        slot->live = {0, 0, run_, 0, slot->live.stood_first};
+        queue_.Push({0, slot->order, number});
       }
     }
   } else {
@@ -395,7 +393,8 @@ void Engine::Start(std::int32_t from, double limit_s) {
     queue_.Reset(last_moment_ - std::min(last_moment_, start_), first_s, last_s);
     for (const Calendar::Event& event : snapshot.queue) {
       for (std::int32_t slot = event.slot; slot < event.slot + event.count; ++slot) {
-        live_[slot] = {event.ready_s, 0, run_, done_[slot].first};
+        Live* live = &graph_.slot(slot)->live;
+        *live = {event.ready_s, 0, run_, live->stood_first, live->stood_first};
       }
       queue_.Push(event);
     }
@@ -431,7 +430,8 @@ double Engine::Run(std::int32_t from, double threshold_s) {
     until_snapshot -= event.count - 1;
     until_look -= event.count;
     for (std::int32_t number = event.slot; number < event.slot + event.count; ++number) {
-      if (awaits_backward_ && (is_backward_due_ || IsAwaited(number)) && !CatchUpBackward(limit_fs)) return kNever;
+      const bool is_due = awaits_backward_ && (is_backward_due_ || IsAwaited(graph_.slots()[number]));
+      if (is_due && !CatchUpBackward(limit_fs)) return kNever;
       const Slot& slot = graph_.slots()[number];
       double end_s = 0;
       bool is_late = false;
@@ -457,7 +457,7 @@ double Engine::Run(std::int32_t from, double threshold_s) {
       log_.push_back({end_s, number, moment_});
       // What is needed next is asked for early: memory is what this loop waits for.
       for (std::int32_t i = 0; i < slot.next_count; ++i) {
-        if (slot.next[i] >= 0) __builtin_prefetch(&live_[slot.next[i]]);
+        if (slot.next[i] >= 0) __builtin_prefetch(&graph_.slots()[slot.next[i]]);
       }
       graph_.ForEachSuccessor(slot, [&](std::int32_t next) { Arrive(next, end_s); });
       ++moment_;
@@ -471,62 +471,59 @@ double Engine::Run(std::int32_t from, double threshold_s) {
   return so_far_s_;
 }
 
-void Engine::Arrive(std::int32_t slot, double end_s) {
-  Live& live = live_[slot];
-  if (live.run != run_) Revive(slot);
-  live.ready_s = std::max(live.ready_s, end_s);
-  if (--live.remaining > 0) {
-    if (live.remaining == kPending) is_backward_due_ = true;
+void Engine::Arrive(std::int32_t number, double end_s) {
+  Slot* slot = graph_.slot(number);
+  Live* live = &slot->live;
+  if (live->run != run_) Revive(slot);
+  live->ready_s = std::max(live->ready_s, end_s);
+  if (--live->remaining > 0) {
+    if (live->remaining == kPending) is_backward_due_ = true;
     return;
   }
-  const Slot& what = graph_.slots()[slot];
-  if (what.resource == Slot::kGate) {
-    const double ready_s = live.ready_s;
-    log_.push_back({ready_s, slot, moment_});
-    for (std::int32_t i = 0; i < what.next_count; ++i) Arrive(what.next[i], ready_s);
+  if (slot->resource == Slot::kGate) {
+    log_.push_back({live->ready_s, number, moment_});
+    for (std::int32_t i = 0; i < slot->next_count; ++i) Arrive(slot->next[i], live->ready_s);
     return;
   }
-  queue_.Push({live.ready_s, what.order, slot});
+  __builtin_prefetch(slot->next);
+  queue_.Push({live->ready_s, slot->order, number});
 }
 
 // Works out what a slot that the simulation reaches for the first time still waits for.
-void Engine::Revive(std::int32_t slot) {
-  Live& live = live_[slot];
-  live = {0, graph_.waits()[slot], run_, moment_};
-  if (awaits_backward_ && IsPending(slot)) live.remaining += PendingOf(slot);
+void Engine::Revive(Slot* slot) {
+  Live* live = &slot->live;
+  *live = {0, slot->waits, run_, moment_, live->stood_first};
+  if (awaits_backward_ && IsPending(*slot)) live->remaining += PendingOf(*slot);
   if (start_ == 0) return;
-  const std::int32_t number = graph_.group_of()[slot];
-  if (rebuilt_in_[number] == run_ || done_[slot].first >= start_) return;
-  live.first = done_[slot].first;
+  if (rebuilt_in_[slot->group] == run_ || live->stood_first >= start_) return;
+  live->first = live->stood_first;
   // Nothing of what is rebuilt has arrived.
   const auto is_rebuilt = [this](std::int32_t group) { return rebuilt_in_[group] == run_; };
-  predecessors_.ForEach(slot, is_rebuilt, [&](std::int32_t before) {
+  const auto number = static_cast<std::int32_t>(slot - graph_.slots().data());
+  predecessors_.ForEach(number, is_rebuilt, [&](std::int32_t before) {
     if (done_[before].taken_at >= start_) return;
-    --live.remaining;
-    live.ready_s = std::max(live.ready_s, done_[before].end_s);
+    --live->remaining;
+    live->ready_s = std::max(live->ready_s, done_[before].end_s);
   });
 }
 
 // What is added to what a task waits for, while that is not yet known. A task of a changed block surely waits
 // for something more: a gradient.
-std::int32_t Engine::PendingOf(std::int32_t slot) const {
-  return rebuilt_in_[graph_.group_of()[slot]] == run_ ? kPending + 1 : kPending;
+std::int32_t Engine::PendingOf(const Slot& slot) const {
+  return rebuilt_in_[slot.group] == run_ ? kPending + 1 : kPending;
 }
 
-bool Engine::IsPending(std::int32_t slot) const {
-  if (OrderPass(graph_.slots()[slot].order) != kBackwardPass) return false;
-  const std::int32_t block = graph_.group_of()[slot];
-  if (block >= graph_.block_count() || pending_in_[block] != run_) return false;
-  const std::int32_t local = slot - graph_.groups()[block].first;
-  return local >= graph_.PassTasks(block) && local < graph_.ComputeTasks(block);
-}
+bool Engine::IsPending(const Slot& slot) const { return IsBackwardOf(pending_in_, slot); }
 
 // Whether a task has to do with the groups that are still to be rebuilt.
-bool Engine::IsAwaited(std::int32_t slot) const {
-  if (OrderPass(graph_.slots()[slot].order) != kBackwardPass) return false;
-  const std::int32_t block = graph_.group_of()[slot];
-  if (block >= graph_.block_count() || awaited_in_[block] != run_) return false;
-  const std::int32_t local = slot - graph_.groups()[block].first;
+bool Engine::IsAwaited(const Slot& slot) const { return IsBackwardOf(awaited_in_, slot); }
+
+// Whether it is a backward task of a block that is marked for this run.
+bool Engine::IsBackwardOf(const std::vector<std::int32_t>& marked_in, const Slot& slot) const {
+  if (OrderPass(slot.order) != kBackwardPass) return false;
+  const std::int32_t block = slot.group;
+  if (block >= graph_.block_count() || marked_in[block] != run_) return false;
+  const std::int32_t local = static_cast<std::int32_t>(&slot - graph_.slots().data()) - graph_.groups()[block].first;
   return local >= graph_.PassTasks(block) && local < graph_.ComputeTasks(block);
 }
 
@@ -554,8 +551,10 @@ void Engine::Commit() {
     if (first_backward_[block] >= start_) first_backward_[block] = kLater;
   }
   for (const Record& record : log_) {
-    done_[record.slot] = {record.end_s, record.taken, live_[record.slot].first};
-    const std::int32_t block = graph_.group_of()[record.slot];
+    done_[record.slot] = {record.end_s, record.taken};
+    Slot* slot = graph_.slot(record.slot);
+    slot->live.stood_first = slot->live.first;
+    const std::int32_t block = slot->group;
     if (block >= blocks) continue;
     const std::int32_t local = record.slot - graph_.groups()[block].first;
     if (local >= graph_.ComputeTasks(block)) continue;

@@ -54,19 +54,10 @@ class Engine final : public Simulator {
   std::vector<Ended> Ends() const override;
 
  private:
-  // A task or gate in the simulation under way.
-  struct Live {
-    double ready_s;
-    std::int32_t remaining;  // of those it waits for
-    std::int32_t run = 0;    // the run for which this is so
-    std::int32_t first = 0;  // the moment the first of those it waits for was taken from the queue
-  };
-
-  // The same in the simulation that stands.
+  // A task or gate in the simulation that stands.
   struct Done {
     double end_s;
     std::int32_t taken_at;  // the moment it was taken from the queue
-    std::int32_t first;     // the moment the first of those it waits for was
   };
 
   // One that is done. Moments are counted in tasks taken from the queue.
@@ -94,9 +85,10 @@ class Engine final : public Simulator {
   void Reserve();
   void PutOffBackward();
   bool CatchUpBackward(double limit_fs);
-  bool IsPending(std::int32_t slot) const;
-  std::int32_t PendingOf(std::int32_t slot) const;
-  bool IsAwaited(std::int32_t slot) const;
+  bool IsPending(const Slot& slot) const;
+  std::int32_t PendingOf(const Slot& slot) const;
+  bool IsAwaited(const Slot& slot) const;
+  bool IsBackwardOf(const std::vector<std::int32_t>& marked_in, const Slot& slot) const;
   bool HasRoot(std::int32_t block) const;
   std::int32_t FirstMoment() const;
   double Run(std::int32_t from, double threshold_s);
@@ -105,8 +97,8 @@ class Engine final : public Simulator {
   double WithTail(std::int32_t device) const;
   TailBound::Tail NextTail();
   std::int32_t TakeSnapshot();
-  void Arrive(std::int32_t slot, double end_s);
-  void Revive(std::int32_t slot);
+  void Arrive(std::int32_t number, double end_s);
+  void Revive(Slot* slot);
   void Commit();
 
   TaskGraph graph_;
@@ -156,7 +148,6 @@ class Engine final : public Simulator {
   std::int32_t moment_ = 0;
   double so_far_s_ = 0;
   std::size_t kept_snapshots_ = 0;
-  std::vector<Live> live_;  // by slot
   std::vector<std::int32_t> rebuilt_in_;  // by group: the run for which it was rebuilt
   std::vector<double> free_s_;
   std::vector<std::int64_t> done_fs_;

@@ -88,7 +88,7 @@ void PaperDelta::TakeOut() {
     std::size_t kept = 0;
     bool follows_gap = false;
     for (const Event& event : list) {
-      const bool is_replaced = replaced_in_[graph_.group_of()[event.slot]] == run_;
+      const bool is_replaced = replaced_in_[graph_.slots()[event.slot].group] == run_;
       if (!is_replaced) {
         if (follows_gap) left_behind_.push_back(event.slot);
         list[kept++] = event;

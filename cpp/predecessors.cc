@@ -41,7 +41,7 @@ void Predecessors::List(std::int32_t number) {
   }
   Fill(found.rows, [&](const auto& visit) {
     const auto visit_edge = [&](std::int32_t before, std::int32_t slot) {
-      const std::int32_t block = graph_.group_of()[slot];
+      const std::int32_t block = graph_.slots()[slot].group;
       std::int32_t row = slot - graph_.groups()[block].first;
       if (block == number) {
         visit(found.rows[0], row, before);

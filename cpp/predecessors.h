@@ -36,7 +36,7 @@ class Predecessors {
   // is_skipped(group) for the group of values or weights because of which a compute task waits.
   template <typename IsSkipped, typename Visit>
   void ForEach(std::int32_t slot, const IsSkipped& is_skipped, const Visit& visit) {
-    const std::int32_t number = graph_.group_of()[slot];
+    const std::int32_t number = graph_.slots()[slot].group;
     const Group& group = graph_.groups()[number];
     const std::int32_t local = slot - group.first;
     const auto visit_row = [&visit](const Rows& rows, std::int32_t row) {

@@ -217,12 +217,12 @@ void TaskGraph::Attach(std::int32_t group, const Group& to, const Group& from) {
   const Pass pass = PassOf(group);
   for (std::size_t i = 0; i < to.attached.size(); ++i) {
     const std::int32_t block = to.attached[i].block;
-    std::int32_t* waits = waits_.data() + groups_[block].first + (pass == kForwardPass ? 0 : PassTasks(block));
+    Slot* slot = slots_.data() + groups_[block].first + (pass == kForwardPass ? 0 : PassTasks(block));
     const std::vector<std::int32_t>& more = to.attached[i].waits;
     const std::vector<std::int32_t>& less = from.attached[i].waits;
-    for (std::size_t t = 0; t < more.size(); ++t) waits[t] += more[t];
+    for (std::size_t t = 0; t < more.size(); ++t) slot[t].waits += more[t];
     if (is_new_[block]) continue;
-    for (std::size_t t = 0; t < less.size(); ++t) waits[t] -= less[t];
+    for (std::size_t t = 0; t < less.size(); ++t) slot[t].waits -= less[t];
     // A weight says most of what it has to say by handles, which stay.
     if (more.empty() && less.empty()) continue;
     if (!std::exchange(is_relinked_[pass][block], 1)) relinked_[pass].push_back(block);
@@ -318,12 +318,11 @@ void TaskGraph::Undo() {
     for (std::size_t i = 0; i < groups_[group].attached.size(); ++i) {
       const std::int32_t block = groups_[group].attached[i].block;
       if (is_new_[block]) continue;
-      std::int32_t* waits =
-          waits_.data() + groups_[block].first + (PassOf(group) == kForwardPass ? 0 : PassTasks(block));
+      Slot* slot = slots_.data() + groups_[block].first + (PassOf(group) == kForwardPass ? 0 : PassTasks(block));
       const std::vector<std::int32_t>& more = groups_[group].attached[i].waits;
       const std::vector<std::int32_t>& less = spare_[group].attached[i].waits;
-      for (std::size_t t = 0; t < more.size(); ++t) waits[t] += more[t];
-      for (std::size_t t = 0; t < less.size(); ++t) waits[t] -= less[t];
+      for (std::size_t t = 0; t < more.size(); ++t) slot[t].waits += more[t];
+      for (std::size_t t = 0; t < less.size(); ++t) slot[t].waits -= less[t];
     }
   }
   for (const Pass pass : {kForwardPass, kBackwardPass}) {
@@ -365,8 +364,6 @@ void TaskGraph::Reserve(std::int32_t count, Group* group) {
   if (unused.empty()) {
     group->first = static_cast<std::int32_t>(slots_.size());
     slots_.resize(slots_.size() + group->capacity);
-    group_of_.resize(slots_.size());
-    waits_.resize(slots_.size());
     labels_.resize(slots_.size());
   } else {
     group->first = unused.back();
@@ -380,11 +377,10 @@ void TaskGraph::Install(std::int32_t number, Group* built) {
   built->gates = draft_.gates();
   Reserve(built->size(), built);
   Slot* own = slots_.data() + built->first;
-  std::int32_t* waits = waits_.data() + built->first;
   built->members.assign(draft_.members_.begin(), draft_.members_.end());
   const Member* members = built->members.data();
   for (std::int32_t i = 0; i < built->tasks; ++i) {
-    own[i] = {{draft_.duration_s_[i]}, draft_.order_[i], nullptr, 0, draft_.resource_[i]};
+    own[i] = {{draft_.duration_s_[i]}, draft_.order_[i], nullptr, 0, draft_.resource_[i], 0, number, {}};
     if (const std::int32_t count = draft_.member_count_[i]; count > 0) {
       own[i].members = members;
       own[i].resource = Slot::BatchOf(count);
@@ -392,9 +388,7 @@ void TaskGraph::Install(std::int32_t number, Group* built) {
     }
     labels_[built->first + i] = {draft_.kind_[i], draft_.size_bytes_[i]};
   }
-  for (std::int32_t i = built->tasks; i < built->size(); ++i) own[i] = {{0}, 0, nullptr, 0, Slot::kGate};
-  std::fill(waits, waits + built->size(), 0);
-  std::fill(group_of_.begin() + built->first, group_of_.begin() + built->first + built->size(), number);
+  for (std::int32_t i = built->tasks; i < built->size(); ++i) own[i] = {{0}, 0, nullptr, 0, Slot::kGate, 0, number, {}};
   built->successors.begin.assign(built->size() + 1, 0);
   for (Attachment& attachment : built->attached) {
     const std::int32_t tasks = PassTasks(attachment.block);
@@ -408,7 +402,7 @@ void TaskGraph::Install(std::int32_t number, Group* built) {
   for (const Draft::Edge& edge : draft_.edges_) {
     ++rows_of(edge.from).begin[place_of(edge.from) + 1];
     if (edge.to.part < 0) {
-      ++waits[place_of(edge.to)];
+      ++own[place_of(edge.to)].waits;
     } else {
       ++built->attached[edge.to.part].waits[edge.to.task];
     }

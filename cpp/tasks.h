@@ -26,8 +26,18 @@
 
 namespace soapstone {
 
-// What the simulation needs to know of a task or a gate when its turn comes, in half a cache line.
-struct Slot {
+// What an engine knows of a task or gate, in the simulation under way and in the one that stands.
+struct Live {
+  double ready_s = 0;
+  std::int32_t remaining = 0;    // of those it waits for
+  std::int32_t run = 0;          // the run for which all this is so
+  std::int32_t first = 0;        // the moment the first of those it waits for was taken from the queue
+  std::int32_t stood_first = 0;  // the same in the simulation that stands
+};
+
+// What the simulation needs to know of a task or a gate when others give to it and when its turn comes: one
+// cache line, since memory is what the simulation waits for.
+struct alignas(64) Slot {
   static constexpr std::int32_t kGate = -1;
 
   // The `resource` of a batch with so many members.
@@ -41,7 +51,10 @@ struct Slot {
   // Slots that wait for it; a negative number is the complement of a handle: the gate of a gradient.
   const std::int32_t* next;
   std::int32_t next_count;
-  std::int32_t resource;  // devices first, then links; kGate for a gate; below that for a batch
+  std::int32_t resource;   // devices first, then links; kGate for a gate; below that for a batch
+  std::int32_t waits = 0;  // for how many tasks and gates
+  std::int32_t group = 0;
+  Live live;
 
   bool is_batch() const { return resource < kGate; }
   std::int32_t member_count() const { return kGate - resource; }
@@ -58,6 +71,8 @@ struct Slot {
     for (std::int32_t i = 0; i < member_count(); ++i) visit(members[i].resource, members[i].duration_s);
   }
 };
+
+static_assert(sizeof(Slot) == 64);
 
 // What is said of a task besides, for who looks at it.
 struct SlotLabel {
@@ -147,9 +162,8 @@ class TaskGraph {
   // then for each shelf of weights.
   const std::vector<Group>& groups() const { return groups_; }
   const std::vector<Slot>& slots() const { return slots_; }
-  const std::vector<std::int32_t>& group_of() const { return group_of_; }  // by slot
-  // By slot: how many tasks and gates it waits for.
-  const std::vector<std::int32_t>& waits() const { return waits_; }
+  // A slot, with what only an engine writes.
+  Slot* slot(std::int32_t number) { return &slots_[number]; }
   const Placement& placement(std::int32_t block) const { return placements_[block]; }
   std::int32_t block_count() const { return static_cast<std::int32_t>(placements_.size()); }
   std::int32_t task_count() const;
@@ -290,8 +304,6 @@ class TaskGraph {
   std::vector<Group> groups_;
   std::vector<Group> spare_;  // what groups were before the change, or memory to build the next in
   std::vector<Slot> slots_;
-  std::vector<std::int32_t> group_of_;
-  std::vector<std::int32_t> waits_;
   std::vector<SlotLabel> labels_;
   std::vector<std::vector<std::int32_t>> unused_;  // by power of two: first slots of ranges of that size
   std::vector<std::uint8_t> is_stale_;             // by group

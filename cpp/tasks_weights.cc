@@ -46,7 +46,7 @@ void TaskGraph::BuildShelf(std::int32_t shelf, Group* built) {
   for (const Gate& each : box_gates_) {
     const std::int32_t slot = built->first + built->tasks + each.gate;
     built->weights[each.weight].gate_of_box[each.box] = slot;
-    waits_[slot] = each.givers;
+    slots_[slot].waits = each.givers;
   }
   if (!built->has_gates) return;
   // What an attachment would say is said by the gates.
