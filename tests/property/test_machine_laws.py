@@ -167,6 +167,16 @@ def test_figures_of_a_pair_are_those_of_its_route(machine: Machine) -> None:
         assert machine.latency(a, b) == pytest.approx(total_s, rel=1e-12, abs=len(route) / FEMTOSECONDS_PER_S)
 
 
+@given(machines())
+def test_what_is_said_of_all_pairs_is_said_of_each(machine: Machine) -> None:
+    count, table = len(machine.devices), machine.pairs
+    assert [len(figures) for figures in table] == [count**2] * 3
+    for a, b in pairs(machine):
+        assert machine.links[table.link[a * count + b]] == machine.narrowest_link(a, b)
+        assert table.bandwidth_bytes_per_s[a * count + b] == machine.bandwidth(a, b)
+        assert table.latency_s[a * count + b] == machine.latency(a, b)
+
+
 @given(machines(two_way=True))
 def test_links_that_carry_both_ways_alike_make_pairs_symmetric(machine: Machine) -> None:
     for a, b in pairs(machine):

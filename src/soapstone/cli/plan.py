@@ -39,6 +39,7 @@ from soapstone.search.find import Options, Settled, WhyInstead, settled
 from soapstone.search.mcmc import EXPERTS
 from soapstone.search.report import SearchReport, StartReport
 from soapstone.sim.outcome import outcome
+from soapstone.strategy.strategy import Strategy
 
 MOST_ROWS = 24
 """[choice] The most rows of decisions that are printed without being asked for."""
@@ -84,8 +85,9 @@ def plan(
         taken = settled(report, given.machine, given.costs, given.model, options)
         if output is not None:
             write_plan(taken.plan, output)
-        rivals, too_large = _rivals(given, options)
-        found = _Found(taken, report, _own_figures(taken.plan), rivals, too_large)
+        own = figures(outcome(taken.plan.strategy, given.machine, given.costs))
+        rivals, too_large = _rivals(given, options, taken.plan.strategy, own)
+        found = _Found(taken, report, own, rivals, too_large)
     if as_json:
         print_json(_document(found, output))
     else:
@@ -123,16 +125,18 @@ def speedup(own: Figures, other: Figures) -> float:
     return other.makespan_s / own.makespan_s if own.makespan_s else 1.0
 
 
-def _own_figures(found: Plan) -> Figures:
-    return figures(outcome(found.strategy, found.machine, found.cost_model))
-
-
-def _rivals(given: Problem, options: Options) -> tuple[dict[str, Figures], frozenset[str]]:
-    """Figures of data parallelism and of the experts' strategies, and those that need too much memory."""
+def _rivals(
+    given: Problem, options: Options, chosen: Strategy, own: Figures
+) -> tuple[dict[str, Figures], frozenset[str]]:
+    """Figures of data parallelism and of the experts' strategies, and those that need too much memory. What
+    was chosen, and its figures, may be one of them."""
     graph, machine, costs = given.graph, given.machine, given.costs
     names = [each.name for each in applicable(graph, machine) if each.name in ("data_parallel", *EXPERTS)]
     strategies = {name: baseline(name, graph, machine, costs, options.seed) for name in names}
-    found = {name: figures(outcome(strategy, machine, costs)) for name, strategy in strategies.items()}
+    found = {
+        name: own if strategy == chosen else figures(outcome(strategy, machine, costs))
+        for name, strategy in strategies.items()
+    }
     needs = footprints(strategies, graph, machine, costs, options.optimizer)
     too_large = frozenset(name for name, need in needs.items() if not need.fits)
     return found, too_large

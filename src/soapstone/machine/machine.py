@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from soapstone.errors import MachineError
 from soapstone.machine.checks import check_name, check_number, did_you_mean, shown
@@ -79,6 +79,16 @@ def full_duplex(
         Link(f"{name}>", a, b, bandwidth_bytes_per_s, latency_s),
         Link(f"{name}<", b, a, bandwidth_bytes_per_s, latency_s),
     )
+
+
+class Pairs(NamedTuple):
+    """What a transfer meets between every two devices, from `a` to `b` at `a * count + b`: the number of
+    the link it occupies (0 from a device to itself), that link's bytes per second, and the seconds of
+    latency."""
+
+    link: tuple[int, ...]
+    bandwidth_bytes_per_s: tuple[float, ...]
+    latency_s: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -161,6 +171,17 @@ class Machine:
     def latency(self, a: int, b: int) -> float:
         """Seconds of latency summed along the route from `a` to `b`."""
         return self._path(a, b).latency_s
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """`narrowest_link`, `bandwidth` and `latency` of all pairs at once."""
+        count = range(len(self.devices))
+        paths = [self._routes.path(a, b) for a in count for b in count]
+        return Pairs(
+            tuple(path.narrowest if path.links else 0 for path in paths),
+            tuple(path.bandwidth_bytes_per_s for path in paths),
+            tuple(path.latency_s for path in paths),
+        )
 
     def _path(self, a: int, b: int) -> Path:
         count = len(self.devices)

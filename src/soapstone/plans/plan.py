@@ -18,7 +18,7 @@ from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.machine.checks import did_you_mean
 from soapstone.sim.memory import STATES_PER_WEIGHT, DeviceMemory, peak_memory
-from soapstone.sim.outcome import outcome
+from soapstone.sim.outcome import peaks
 from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import Costs, task_graph
@@ -115,8 +115,8 @@ def predicted(
     strategy: Strategy, machine: Machine, costs: AnalyticCosts, optimizer: str = "momentum"
 ) -> Prediction:
     """The prediction of `simulation`, by the native core, which is much quicker where devices are many."""
-    found = outcome(strategy, machine, costs, _states(optimizer))
-    return Prediction(found.makespan_s, found.moved_bytes, tuple(each.peak_bytes for each in found.memory))
+    makespan_s, moved_bytes, memory = peaks(strategy, machine, costs, _states(optimizer))
+    return Prediction(makespan_s, moved_bytes, tuple(each.peak_bytes for each in memory))
 
 
 def simulation(

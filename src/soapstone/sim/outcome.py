@@ -65,27 +65,35 @@ def outcome(
 ) -> Outcome:
     """What a strategy takes on a machine; with its memory where it is said how many numbers an optimizer
     remembers for each weight (`sim.memory.STATES_PER_WEIGHT`)."""
-    problem, planned = _planned(strategy, machine, costs)
+    problem = FlatProblem(strategy.checked(machine).graph, machine, costs, strategy.apart)
+    makespan_s, moved, gradients, busy_s, memory = _foretold(problem, strategy, states_per_weight)
+    return Outcome(makespan_s, _bucketed_s(problem, strategy), moved, gradients, busy_s, memory)
+
+
+def peaks(
+    strategy: Strategy, machine: Machine, costs: AnalyticCosts, states_per_weight: int
+) -> tuple[float, int, tuple[DeviceMemory, ...]]:
+    """The makespan, the moved bytes and the memory of an `Outcome`, which are quicker to have than all."""
+    problem = FlatProblem(strategy.checked(machine).graph, machine, costs, strategy.apart)
+    makespan_s, moved, _, _, memory = _foretold(problem, strategy, states_per_weight)
+    return makespan_s, moved, memory
+
+
+def _foretold(
+    problem: FlatProblem, strategy: Strategy, states_per_weight: int | None
+) -> tuple[float, int, int, tuple[float, ...], tuple[DeviceMemory, ...]]:
+    planned = native.PlannedTasks(problem.native)
+    problem.place(planned, strategy)
     if states_per_weight is None:
         makespan_s, moved, gradients, busy_s, _ = planned.foretold([], [], 0)
-        return Outcome(makespan_s, _bucketed_s(problem, strategy), moved, gradients, tuple(busy_s))
+        return makespan_s, moved, gradients, tuple(busy_s), ()
     placed = [placed_block(strategy, number) for number in range(len(strategy.blocks))]
     ledger = Ledger(strategy.graph)
     held = [_held(problem, ledger, each) for each in placed]
-    inputs = _input_bytes(ledger, placed, len(machine.devices))
-    found = planned.foretold(held, inputs, states_per_weight)
-    makespan_s, moved, gradients, busy_s, peaks = found
-    memory = tuple(_memory(*peak, states_per_weight) for peak in peaks)
-    return Outcome(makespan_s, _bucketed_s(problem, strategy), moved, gradients, tuple(busy_s), memory)
-
-
-def _planned(
-    strategy: Strategy, machine: Machine, costs: AnalyticCosts
-) -> tuple[FlatProblem, native.PlannedTasks]:
-    problem = FlatProblem(strategy.checked(machine).graph, machine, costs, strategy.apart)
-    planned = native.PlannedTasks(problem.native)
-    problem.place(planned, strategy)
-    return problem, planned
+    inputs = _input_bytes(ledger, placed, len(problem.machine.devices))
+    makespan_s, moved, gradients, busy_s, highest = planned.foretold(held, inputs, states_per_weight)
+    memory = tuple(_memory(*peak, states_per_weight) for peak in highest)
+    return makespan_s, moved, gradients, tuple(busy_s), memory
 
 
 def _bucketed_s(problem: FlatProblem, strategy: Strategy) -> float:

@@ -192,14 +192,11 @@ class FlatProblem:
         machine, data = self.machine, native.MachineData()
         count = len(machine.devices)
         kinds = list(dict.fromkeys(device.kind for device in machine.devices))
-        pairs = [(a, b) for a in range(count) for b in range(count)]
         data.device_count, data.link_count = count, len(machine.links)
         data.kind = [kinds.index(device.kind) for device in machine.devices]
-        data.link = [
-            machine.link_numbers[machine.narrowest_link(a, b).name] if a != b else 0 for a, b in pairs
-        ]
-        data.bandwidth = [machine.bandwidth(a, b) for a, b in pairs]
-        data.latency = [machine.latency(a, b) for a, b in pairs]
+        data.link = list(machine.pairs.link)
+        data.bandwidth = list(machine.pairs.bandwidth_bytes_per_s)
+        data.latency = list(machine.pairs.latency_s)
         # Of kinds with measured times these are the updates' own: compute has its curves.
         data.launch_s = [self.costs.update_rate(kind)[0] for kind in kinds]
         data.memory_bytes_per_s = [self.costs.update_rate(kind)[1] for kind in kinds]

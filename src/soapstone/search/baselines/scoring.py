@@ -26,7 +26,6 @@ class Scorer:
     def footprint_bytes(self, strategy: Strategy, numbers_per_weight: int) -> list[int]:
         """About what memory each device needs (cpp/footprint.h), which is quicker to have than the peak."""
         self.problem.place(self._proposals, strategy)
-        self._proposals.makespan()
         return self._proposals.footprint_bytes(numbers_per_weight)
 
     def whole_makespan_s(self, devices: list[int]) -> float:
