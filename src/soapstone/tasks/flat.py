@@ -125,27 +125,26 @@ class FlatProblem:
 
     def _exchanged(self) -> dict[str, int]:
         """The values that one block writes and another reads, numbered."""
-        names = [
+        read = {
             name
-            for name in self.graph.values
-            if name in self._home
-            and any(name in node.reads for b in self.blocks if name not in b.writes for node in b.nodes)
-        ]
-        return {name: i for i, name in enumerate(names)}
+            for i, block in enumerate(self.blocks)
+            for node in block.nodes
+            for name in node.reads
+            if self._home.get(name, i) != i
+        }
+        return {name: i for i, name in enumerate(name for name in self.graph.values if name in read)}
 
     def _trained(self) -> dict[str, int]:
         """The weights that some block reads and that get gradients, numbered."""
-        names = [
+        read = {
             name
-            for name in self._weight_numbers
-            if name in self.graph.differentiable
-            and any(
-                name in node.reads and any(out in self.graph.differentiable for out in node.outputs)
-                for block in self.blocks
-                for node in block.nodes
-            )
-        ]
-        return {name: i for i, name in enumerate(names)}
+            for block in self.blocks
+            for node in block.nodes
+            if any(out in self.graph.differentiable for out in node.outputs)
+            for name in node.reads
+        }
+        trained = self.graph.differentiable & read
+        return {name: i for i, name in enumerate(name for name in self._weight_numbers if name in trained)}
 
     @cached_property
     def _shelves(self) -> dict[str, int]:
