@@ -167,10 +167,10 @@ class Op:
         """The names of the operands: the torch function's positional parameters."""
         return tuple(p.name for p in _positional(self.torch))
 
-    @cached_property
+    @property
     def is_variadic(self) -> bool:
         """Whether it takes any number of operands."""
-        return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(self.torch).parameters.values())
+        return _takes_any_number(self.torch)
 
     def complete(self, attrs: Attrs) -> dict[str, Attr]:
         """The attributes with defaults filled in; an unknown name is an error."""
@@ -307,8 +307,7 @@ class Op:
     def body_arity(self, signature: Signature) -> int:
         """How many operands the body takes, counted from the first."""
         assert self.body is not None
-        variadic = any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(self.body).parameters.values())
-        return len(signature.shapes) if variadic else len(_positional(self.body))
+        return len(signature.shapes) if _takes_any_number(self.body) else len(_positional(self.body))
 
     @cached_property
     def body_knows_place(self) -> bool:
@@ -353,6 +352,11 @@ def _symbols(signature: Signature, operands: Iterable[int]) -> list[str | None]:
 def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [p for p in inspect.signature(function).parameters.values() if p.kind in kinds]
+
+
+@cache
+def _takes_any_number(function: Callable[..., Any]) -> bool:
+    return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(function).parameters.values())
 
 
 @cache
