@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,6 @@ def test_times_add_up_and_newer_ones_replace(cache: Cache) -> None:
 
 WRITER = """
 import sys
-import time
 from pathlib import Path
 from soapstone.cost.cache import Cache
 from soapstone.cost.profile import Measured, OpKey, Profile
@@ -97,9 +97,19 @@ def test_several_processes_begin_a_cache_at_once(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_was_begun_and_not_finished_is_begun_again(cache: Cache) -> None:
+    """Also with what a killed process left beside it, or beside a cache that somebody took away."""
     cache.path.parent.mkdir()
     cache.path.touch()
-    cache.path.with_name(f"{cache.path.name}.new").write_bytes(b"a process was killed here")
+    begun = cache.path.with_name(f"{cache.path.name}.new")
+    begun.write_bytes(b"a process was killed here")
+    other = cache.path.with_name("other.sqlite")
+    with closing(sqlite3.connect(other)) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("CREATE TABLE profiles (x)")
+        database.commit()
+        log = other.with_name(f"{other.name}-wal").read_bytes()  # gone once it is closed
+    for path in (begun, cache.path):
+        path.with_name(f"{path.name}-wal").write_bytes(log)
     cache.add(profile())
     assert cache.profiles() == [profile()]
     assert set_aside(cache) == []

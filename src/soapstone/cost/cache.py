@@ -193,7 +193,8 @@ class Cache:
             if self._size():
                 return
             new = self.path.with_name(f"{self.path.name}.new")
-            new.unlink(missing_ok=True)  # of a process that was killed
+            for left in (new, *_logs(new), *_logs(self.path)):
+                left.unlink(missing_ok=True)  # by a process that was killed, or of a file that was taken away
             with closing(sqlite3.connect(new)) as database:
                 _make(database)
             new.replace(self.path)
@@ -227,11 +228,15 @@ class Cache:
             stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
             aside = self.path.with_name(f"{self.path.name}.set-aside-{stamp}")
             self.path.rename(aside)
-            for suffix in ("-wal", "-shm"):  # of the same database; without it they mean nothing
-                log = self.path.with_name(self.path.name + suffix)
+            for log, kept in zip(_logs(self.path), _logs(aside), strict=True):
                 if log.exists():
-                    log.rename(aside.with_name(aside.name + suffix))
+                    log.rename(kept)
         logger.warning("%s is no cache of costs (%s); it is kept as %s", self.path, reason, aside.name)
+
+
+def _logs(path: Path) -> list[Path]:
+    """What SQLite keeps beside a database while it is in use; without it they mean nothing."""
+    return [path.with_name(path.name + suffix) for suffix in ("-wal", "-shm")]
 
 
 def _objection(database: sqlite3.Connection) -> str | None:
