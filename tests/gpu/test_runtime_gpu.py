@@ -10,13 +10,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
-from oracles.gpucases import replayed_case, shared_case, summed_case
+from oracles.gpucases import replayed_case, shared_case, summed_case, trainer_on_gpu
 from oracles.ranks import Ranks
 from oracles.training import (
     Recipe,
@@ -29,17 +28,11 @@ from oracles.training import (
     trained_plainly,
 )
 
-from soapstone.graph import Graph
 from soapstone.machine import preset
-from soapstone.plans import Plan, simulation
 from soapstone.runtime.replay import WARM_UP
-from soapstone.runtime.run import state_of
 from soapstone.runtime.slices import CONTROL, sliced
-from soapstone.runtime.trainer import Options, Trainer
-from soapstone.runtime.wire import Wire
-from soapstone.strategy.placement import Placement
+from soapstone.runtime.trainer import Trainer
 from soapstone.strategy.space import random_strategy
-from soapstone.strategy.strategy import Strategy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,21 +43,9 @@ STEPS = WARM_UP + 4
 PATIENCE_S = 300
 
 
-def on_first(graph: Graph) -> Strategy:
-    """Everything on the first device."""
-    return Strategy(graph, {block.name: Placement((), (0,)) for block in Strategy(graph, {}).blocks})
-
-
 def trained_on_gpu(name: str, *, replay: bool) -> tuple[Trainer, list[float], Tensors]:
-    module, batches, captured = tiny(name, STEPS)
-    machine = preset("cpu:1x1")
-    strategy = on_first(captured.graph)
-    plan = Plan(strategy, machine, simulation(strategy, machine).prediction)
-    model = deepcopy(module)
-    state = state_of(captured.graph, named_tensors(model), captured.constants)
-    wire = Wire(device=torch.device("cuda", 0))
-    parameters = dict(model.named_parameters())
-    trainer = Trainer(plan, state, parameters, Recipe().optimizer_of, wire, Options(replay=replay))
+    _, batches, _ = tiny(name, STEPS)
+    trainer = trainer_on_gpu(name, replay=replay)
     losses = [trainer.step(batch) for batch in batches]
     return trainer, losses, {key: tensor.cpu() for key, tensor in trainer.state_dict().items()}
 

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
 
-from oracles.training import Recipe, trainer_of
+from oracles.training import Recipe, named_tensors, tiny, trainer_of
+from soapstone.machine import preset
+from soapstone.plans import Plan, simulation
 from soapstone.runtime import wire
+from soapstone.runtime.run import state_of
+from soapstone.runtime.trainer import Options, Trainer
+from soapstone.strategy.placement import Placement
+from soapstone.strategy.strategy import Strategy
+
+
+def trainer_on_gpu(name: str, *, replay: bool = False, fuse: bool = True) -> Trainer:
+    """A trainer of a tiny model, all of it on one GPU."""
+    module, _, captured = tiny(name, 1)
+    machine, blocks = preset("cpu:1x1"), Strategy(captured.graph, {}).blocks
+    strategy = Strategy(captured.graph, {block.name: Placement((), (0,)) for block in blocks})
+    plan = Plan(strategy, machine, simulation(strategy, machine).prediction)
+    model = deepcopy(module)
+    state = state_of(captured.graph, named_tensors(model), captured.constants)
+    own, options = wire.Wire(device=torch.device("cuda", 0)), Options(replay=replay, fuse=fuse)
+    return Trainer(plan, state, dict(model.named_parameters()), Recipe().optimizer_of, own, options)
 
 
 def shared_case(

@@ -98,7 +98,7 @@ def left_alone(rank: int, size: int, way: str) -> str:
     wire = Wire(rank, size, timeout_s=2.0)
     ways: dict[str, Callable[[], object]] = {
         "meet": lambda: wire.meet("start of the recorded step"),
-        "record": lambda: Recorder().begin(wire),
+        "record": lambda: Recorder(wire.device).begin(wire),
         "gather": lambda: gathered_spans({0: (0.0, 1.0)}, wire),
         "agree": lambda: wire.agree("this", "plan"),
         "group": lambda: wire.prepare([(0, 1)]),

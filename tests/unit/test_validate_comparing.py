@@ -236,12 +236,56 @@ def test_scratch_memory_of_an_operator_is_what_it_gives_back(graph: Graph) -> No
     assert all(size >= 0 for size in profiler.scratch_bytes.values())
 
 
+def launches(kernels_s: float, launching_s: float) -> Launches:
+    """Every pass takes so long of the GPU, and of the thread that launches it."""
+
+    class Same(Launches):
+        def of(self, work: Work) -> Launched:
+            del work
+            return Launched(kernels_s, launching_s)
+
+    return Same(Profile("gpu", {}), lambda _: 0.0)
+
+
 def test_a_gpu_computes_while_the_next_operators_are_launched(graph: Graph) -> None:
+    """With everything on one device the longer of both counts, and a task's worth of the other."""
     plan = plan_of(single_device(graph, MACHINE))
-    parts = parts_of(plan, COSTS, launches_ahead=True)
-    slow, quick = Calibration(overhead_s=1.0), Calibration(overhead_s=1e-12)
-    assert np.allclose(parts.durations(slow), parts.operators)  # nothing else counts
-    assert np.array_equal(parts.durations(quick), parts.durations(Calibration()))
+    count = float(parts_of(plan, COSTS).operators.sum())
+    none = parts_of(plan, COSTS, launches=launches(0.0, 0.0)).makespan_s(Calibration())
+    for kernels_s, launching_s in ((1.0, 0.25), (0.25, 1.0)):
+        taken_s = parts_of(plan, COSTS, launches=launches(kernels_s, launching_s)).makespan_s(Calibration())
+        assert 0.75 * count < taken_s - none < count + 4
+    usual = parts_of(plan, COSTS, launches=launches(0.0, 0.1))
+    assert usual.makespan_s(Calibration(overhead_s=0.1)) > 1.9 * usual.makespan_s(Calibration())
+
+
+def test_launching_that_takes_no_time_changes_nothing(graph: Graph) -> None:
+    for strategy in (data_parallel(graph, MACHINE), random_strategy(graph, 2, Random(1))):
+        plan = plan_of(strategy)
+        free = Launches(Profile("gpu", {}), lambda work: COSTS.compute_s(work, MACHINE.devices[0].kind))
+        usual, ahead = parts_of(plan, COSTS), parts_of(plan, COSTS, launches=free)
+        assert ahead.makespan_s(Calibration()) == pytest.approx(usual.makespan_s(Calibration()))
+        told = [task.duration_s for task in ahead.graph(Calibration()).tasks]
+        assert told == pytest.approx([task.duration_s for task in usual.graph(Calibration()).tasks])
+
+
+def test_passes_that_were_not_measured_are_launched_like_the_nearest(graph: Graph) -> None:
+    works = [work for c in candidates(graph, [1, 2]) for work in c.works if work.op_name == "conv2d"]
+    forward = sorted((work for work in works if not work.is_backward), key=lambda work: work.size_bytes)
+    small, large = forward[0], forward[-1]
+    rows = {
+        work: Measured_(work.operands, work.outputs, 2.0, 0.0, 1.0, work.size_bytes, Launched(*found))
+        for work, found in ((small, (1.0, 0.5)), (large, (2.0, 0.7)))
+    }
+    times: dict[OpKey, tuple[Measured_, ...]] = {}
+    for work, row in rows.items():
+        times[key_of(work)] = (*times.get(key_of(work), ()), row)
+    found = Launches(Profile("gpu", {}, times), lambda _: 8.0)
+    assert found.of(small) == Launched(1.0, 0.5)
+    other = replace(small, outputs=(), size_bytes=small.size_bytes + 1)
+    assert found.of(other) == Launched(4.0, 0.5)
+    linear = next(work for c in candidates(graph, [1]) for work in c.works if work.op_name == "linear")
+    assert found.of(linear) == Launched(8.0, 0.6)
 
 
 def test_what_a_gpu_has_sent_by_gloo_is_in_host_memory(graph: Graph) -> None:

@@ -5,6 +5,9 @@
                     "times": [[operand shapes, output shapes, seconds, spread, flops, bytes], ...]}, ...],
      "updates": [[bytes, seconds, spread], ...]}
 
+Where it was asked for on a GPU, a row goes on with the seconds of the kernels alone and with those of the
+thread that launches them.
+
 What is measured is a `Work` (FlexFlow 5.1: the execution time of a task is measured once for each operator
 type and output size, and reused): the operator with its attributes, dtype and number of gradients is an
 `OpKey`; the shapes that a shard reads and writes tell its times apart. The law is
@@ -45,6 +48,15 @@ class OpKey:
 
 
 @dataclass(frozen=True)
+class Launched:
+    """What a pass takes of a GPU, and what of the thread that launches its kernels: the longer of both, where
+    one pass follows the other."""
+
+    kernels_s: float
+    launching_s: float
+
+
+@dataclass(frozen=True)
 class Measured:
     """The time of one shape: the median of several runs, and the spread (half the distance between the
     quartiles, divided by the median)."""
@@ -55,6 +67,7 @@ class Measured:
     spread: float
     flops: float
     size_bytes: int
+    launched: Launched | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -197,6 +210,7 @@ def document_of(profile: Profile) -> dict[str, Any]:
                         m.spread,
                         m.flops,
                         m.size_bytes,
+                        *(() if m.launched is None else (m.launched.kernels_s, m.launched.launching_s)),
                     ]
                     for m in times
                 ],
@@ -232,7 +246,7 @@ def profile_from(document: object, source: str) -> Profile:
 
 
 def _measured(row: Sequence[Any]) -> Measured:
-    operands, outputs, seconds, spread, flops, size_bytes = row
+    operands, outputs, seconds, spread, flops, size_bytes, *launched = row
     return Measured(
         tuple(None if shape is None else tuple(map(_count, shape)) for shape in operands),
         tuple(tuple(map(_count, shape)) for shape in outputs),
@@ -240,6 +254,7 @@ def _measured(row: Sequence[Any]) -> Measured:
         _seconds(spread),
         _number(flops),
         _count(size_bytes),
+        Launched(*map(_seconds, launched)) if launched else None,
     )
 
 

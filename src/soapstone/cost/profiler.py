@@ -4,7 +4,8 @@ A candidate's operands are made up, its forward and its backward pass are run in
 as the runtime runs them: the forward pass keeps what the backward pass needs, many backward passes are one
 call of autograd. The time of a run is a batch's divided by its runs; the median over batches and their
 spread are kept. On a GPU a batch is launched at once and waited for at its end, so that launches overlap
-with work as they do in training. On one thread of a CPU the clock is the thread's own: it stands still while
+with work as they do in training; where it is asked for, the time of the kernels alone and that of launching
+them are taken too. On one thread of a CPU the clock is the thread's own: it stands still while
 the system lets another process run.
 """
 
@@ -22,7 +23,7 @@ from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any
 
 from soapstone.cost.candidates import Candidate
-from soapstone.cost.profile import Measured, OpKey, Profile, Updated, key_of
+from soapstone.cost.profile import Launched, Measured, OpKey, Profile, Updated, key_of
 from soapstone.cost.watch import Watch
 from soapstone.cost.work import Work
 from soapstone.errors import CostError, SoapstoneError
@@ -49,6 +50,12 @@ LONGEST_S = 3.0
 
 MEMORY_SHARE = 0.4
 """[choice] The part of free memory that a batch may take, by its own count of bytes."""
+
+KERNEL_BATCHES = 3
+HEAD_START = 1.5
+CYCLES_PER_S = 2e9
+"""[choice] Batches of kernels alone: the GPU is kept waiting for so many times the time that launching them
+takes, at no less than so many cycles in a second, and finds all of them launched."""
 
 UPDATE_SIZES = tuple(4 * 4**i for i in range(3, 13))
 """[choice] Bytes of the weights whose update is measured: 256 B to 64 MB."""
@@ -134,8 +141,10 @@ _FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, SoapstoneE
 class Profiler:
     """Measures candidates, and collects their times; what cannot be run is left out and counted."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *, launches: bool = False) -> None:
         self.device = device
+        self.launches = launches and device.is_cuda
+        self.launched: dict[Work, list[Launched]] = {}
         self.batches: dict[OpKey, dict[tuple[Any, ...], tuple[Any, list[float]]]] = {}
         self.failed: dict[str, str] = {}
         self.failures = 0
@@ -146,7 +155,9 @@ class Profiler:
     def measure(self, candidate: Candidate) -> bool:
         """Measure a candidate; False (and the reason in `failed`) if it cannot be run."""
         try:
-            forward_s, backward_s = _Runs(candidate, self.device).measured()
+            runs = _Runs(candidate, self.device)
+            forward_s, backward_s = runs.measured()
+            launched = runs.launched() if self.launches else ()
         except _FAILURES as error:
             told = next(iter(str(error).splitlines()), "")
             self.failures += 1
@@ -157,6 +168,9 @@ class Profiler:
             if work is not None and batches:
                 shapes = self.batches.setdefault(key_of(work), {})
                 shapes.setdefault((work.operands, work.outputs), (work, []))[1].extend(batches)
+        for work, found in zip((candidate.forward, candidate.backward), launched, strict=False):
+            if work is not None:
+                self.launched.setdefault(work, []).append(found)
         return True
 
     def runnable(self, candidate: Candidate) -> Callable[[], None] | None:
@@ -190,7 +204,14 @@ class Profiler:
         """All that was measured so far."""
         times = {
             key: tuple(
-                Measured(work.operands, work.outputs, *_told(found), work.flops, work.size_bytes)
+                Measured(
+                    work.operands,
+                    work.outputs,
+                    *_told(found),
+                    work.flops,
+                    work.size_bytes,
+                    _middle(self.launched.get(work, ())),
+                )
                 for work, found in shapes.values()
             )
             for key, shapes in self.batches.items()
@@ -223,6 +244,14 @@ def _told(batches: Sequence[float]) -> tuple[float, float]:
     return float(f"{middle:.{DIGITS}g}"), float(f"{(high - low) / 2 / middle:.2g}")
 
 
+def _middle(found: Sequence[Launched]) -> Launched | None:
+    if not found:
+        return None
+    kernels_s, _ = _told([each.kernels_s for each in found])
+    launching_s, _ = _told([each.launching_s for each in found])
+    return Launched(kernels_s, launching_s)
+
+
 class _Runs:
     """One candidate's operands, and how to run it forward and backward many times."""
 
@@ -230,6 +259,8 @@ class _Runs:
         import torch
 
         self.torch, self.device = torch, device
+        self._runs = 1
+        self._launching_s: tuple[list[float], list[float]] = ([], [])
         graph, node, box = candidate.graph, candidate.node, candidate.box
         signature = graph.signature(node)
         self.op, self.attrs = node.op, node.attrs
@@ -268,14 +299,58 @@ class _Runs:
     def measured(self) -> tuple[list[float], list[float]]:
         """Seconds of a run in each batch, forward and backward; no backward where there is none."""
         once_s = self._warmed_up()
-        runs = max(1, min(MOST_RUNS, int(BATCH_S / max(once_s, 1e-7)), self._room()))
+        runs = self._runs = max(1, min(MOST_RUNS, int(BATCH_S / max(once_s, 1e-7)), self._room()))
         batches = max(2, min(BATCHES, int(LONGEST_S / max(once_s * runs, 1e-7))))
         forward_s, backward_s = [], []
+        self._launching_s = ([], [])
         for _ in range(batches):
             forward, backward = self._batch(runs)
             forward_s.append(forward / runs)
             backward_s.append(backward / runs)
         return forward_s, backward_s if self.has_backward else []
+
+    def launched(self) -> tuple[Launched, Launched]:
+        """The forward and the backward pass on a GPU, each apart for its kernels and for launching them;
+        after `measured`."""
+        launching_s = [median(found) for found in self._launching_s]
+        found = [self._kernels_s(self._runs, launching_s) for _ in range(KERNEL_BATCHES)]
+        forward, backward = (
+            Launched(median(seconds) / self._runs, taken_s / self._runs)
+            for seconds, taken_s in zip(zip(*found, strict=True), launching_s, strict=True)
+        )
+        return forward, backward
+
+    def _kernels_s(self, runs: int, launching_s: Sequence[float]) -> tuple[float, float]:
+        """Seconds of the kernels of so many forward runs, and of their backward runs."""
+        torch = self.torch
+        given = [self._leaves() for _ in range(runs)]
+        made: list[tuple[Any, ...]] = []
+
+        def forward() -> None:
+            with torch.set_grad_enabled(self.traced):
+                made.extend(self._forward(operands) for operands in given)
+
+        forward_s = self._without_launching(forward, launching_s[0])
+        if not self.has_backward:
+            return forward_s, 0.0
+        roots = [out for outputs in made for out in outputs if out is not None and out.requires_grad]
+        gradients = [torch.ones_like(root) for root in roots]
+        return forward_s, self._without_launching(
+            lambda: torch.autograd.backward(roots, gradients), launching_s[1]
+        )
+
+    def _without_launching(self, launch: Callable[[], None], launching_s: float) -> float:
+        """Seconds from the first to the last of some kernels, which the GPU begins with when all of them are
+        there."""
+        torch = self.torch
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(int(CYCLES_PER_S * HEAD_START * launching_s))
+        begin.record()
+        launch()
+        end.record()
+        torch.cuda.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
 
     def _room(self) -> int:
         """How many runs fit in memory together."""
@@ -302,15 +377,18 @@ class _Runs:
             self._settle()
             start = clock()
             made = [self._forward(operands) for operands in given]
+            self._launching_s[0].append(clock() - start)
             self._settle()
             forward_s = clock() - start
         if not self.has_backward:
+            self._launching_s[1].append(0.0)
             return forward_s, 0.0
         roots = [out for outputs in made for out in outputs if out is not None and out.requires_grad]
         gradients = [torch.ones_like(root) for root in roots]
         self._settle()
         start = clock()
         torch.autograd.backward(roots, gradients)
+        self._launching_s[1].append(clock() - start)
         self._settle()
         return forward_s, clock() - start
 

@@ -127,10 +127,12 @@ class Executor:
         if self.recorder is None or isinstance(action, ReportLoss):
             self._run(action)
             return
-        start, waited = self.recorder.now(), self.wire.waited_s
+        waited_s, is_computed = self.wire.waited_s, isinstance(action, Forward | Backward)
+        start = self.recorder.computing() if is_computed else self.recorder.now()
         self._run(action)
-        if isinstance(action, Forward | Backward):
-            self.recorder.note(action.task, start + self.wire.waited_s - waited, self.recorder.now())
+        if is_computed:
+            waited_s = self.wire.waited_s - waited_s
+            self.recorder.note(action.task, start, self.recorder.computing(), waited_s)
         pending: list[Pending | Together | Slot] = []
         if isinstance(action, Exchanged):
             pending = [a.pending for a in action.arrivals if a.pending is not None]

@@ -25,7 +25,7 @@ TAKES_EDGES = "GradientEdge" in str(signature(torch.autograd.backward))
 
 STAND_IN_BYTES = 2**16
 """[choice] A stand-in takes 7 us more than a leaf of its own ([measured] a core of a 2-core container), so it
-is for tensors above this. On GPUs it was not tried."""
+is for tensors above this."""
 
 
 class Region:
@@ -41,7 +41,7 @@ class Region:
 
     def leaf(self, tensor: Tensor, gradient: Outlet) -> Tensor:
         """The tensor as it enters the region; its gradient will be left in the outlet."""
-        if tensor.nbytes > STAND_IN_BYTES and tensor.device.type == "cpu" and not _is_turned(tensor):
+        if tensor.nbytes > STAND_IN_BYTES and not _is_turned(tensor):
             leaf, entered = stand_in(tensor)
         else:
             leaf = entered = tensor.detach().requires_grad_()

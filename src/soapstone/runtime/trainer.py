@@ -146,18 +146,19 @@ class Trainer:
 
     def _update(self) -> None:
         recorder = self.run.executor.recorder
-        start = 0.0 if recorder is None else recorder.now()
+        start = None if recorder is None else recorder.computing()
         with nullcontext() if self.versions is None else self.versions.updating():
             self.optimizer.step()
-        if recorder is not None:
+        if recorder is not None and start is not None:
+            end = recorder.computing()
             for number, task in enumerate(self.simulated.tasks.tasks):
                 if task.kind is TaskKind.UPDATE and task.key[-1] == self.wire.rank:
-                    recorder.note(number, start, recorder.now())
+                    recorder.note(number, start, end)
 
     def traced_step(self, batch: Batch | Part) -> tuple[float, TaskGraph, Timeline]:
         """A step with its real timeline: the loss, the task graph with real durations, and the times.
         Make the trainer with `fuse=False`, or tasks that were taken back together have one time."""
-        recorder = self.run.executor.recorder = Recorder()
+        recorder = self.run.executor.recorder = Recorder(self.wire.device)
         recorder.begin(self.wire)
         try:
             loss = self.step(batch)

@@ -102,14 +102,21 @@ def _timed(works: Sequence[Work], busy: int, clock: Callable[[], float], wire: W
 
 def busy_devices(start_s: Floats, end_s: Floats) -> Floats:
     """How many devices compute while each task runs, on average, its own included."""
+    return np.clip(under_way(start_s, end_s, start_s, end_s), 1.0, None)
+
+
+def under_way(start_s: Floats, end_s: Floats, from_s: Floats, to_s: Floats) -> Floats:
+    """How many of some tasks run in each of the spans, on average."""
+    if not len(start_s):
+        return np.zeros_like(from_s)
     moments = np.concatenate([start_s, end_s])
     steps = np.concatenate([np.ones_like(start_s), -np.ones_like(end_s)])
     order = np.argsort(moments, kind="stable")
     at, busy = moments[order], np.cumsum(steps[order])
     area = np.concatenate([[0.0], np.cumsum(busy[:-1] * np.diff(at))])
-    length = np.maximum(end_s - start_s, 1e-30)
-    found = (np.interp(end_s, at, area) - np.interp(start_s, at, area)) / length
-    return np.asarray(np.clip(np.nan_to_num(found, nan=1.0), 1.0, None), dtype=np.float64)
+    length = np.maximum(to_s - from_s, 1e-30)
+    found = (np.interp(to_s, at, area) - np.interp(from_s, at, area)) / length
+    return np.asarray(np.nan_to_num(found, nan=1.0), dtype=np.float64)
 
 
 def crowded(

@@ -15,11 +15,12 @@ batch, buffers, constants and what follows from these whole (`runtime.inputs`), 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
+from math import log, prod
 
+from soapstone.cost.profile import OpKey, key_of
 from soapstone.cost.work import Work, work_of
 from soapstone.graph import ITEM_BYTES, Graph, Node
 from soapstone.ops.box import Box, contains, volume
@@ -40,6 +41,40 @@ class Measured:
 
     scratch_bytes: Bytes = field(default_factory=dict)
     kept_bytes: Bytes = field(default_factory=dict)
+
+    def scratch(self, work: Work) -> int:
+        """What a pass takes."""
+        return _scaled(work, self.scratch_bytes, self._scratch_shapes)
+
+    def kept(self, work: Work) -> int:
+        """What a forward pass keeps."""
+        return _scaled(work, self.kept_bytes, self._kept_shapes)
+
+    @cached_property
+    def _scratch_shapes(self) -> Mapping[OpKey, Sequence[Work]]:
+        return _by_key(self.scratch_bytes)
+
+    @cached_property
+    def _kept_shapes(self) -> Mapping[OpKey, Sequence[Work]]:
+        return _by_key(self.kept_bytes)
+
+
+def _by_key(works: Iterable[Work]) -> Mapping[OpKey, Sequence[Work]]:
+    found: dict[OpKey, list[Work]] = {}
+    for work in works:
+        found.setdefault(key_of(work), []).append(work)
+    return found
+
+
+def _scaled(work: Work, known: Bytes, shapes: Mapping[OpKey, Sequence[Work]]) -> int:
+    """What is known of a pass, or else of the operator's shape of the nearest size, in proportion to it."""
+    if work in known:
+        return known[work]
+    alike = shapes.get(key_of(work), ())
+    if not alike:
+        return 0
+    near = min(alike, key=lambda other: abs(log(max(1, other.size_bytes) / max(1, work.size_bytes))))
+    return round(known[near] * work.size_bytes / max(1, near.size_bytes))
 
 
 NOTHING = Measured()
@@ -135,12 +170,12 @@ class _Sizes:
 
     def scratch(self, number: int, *, backward: bool) -> int:
         work = self.work(number, backward=backward)
-        return 0 if work is None else self.measured.scratch_bytes.get(work, 0)
+        return 0 if work is None else self.measured.scratch(work)
 
     def kept(self, number: int) -> int:
         work = self.work(number, backward=False)
         differs = any(name in self.graph.differentiable for name in self.node(number).outputs)
-        return self.measured.kept_bytes.get(work, 0) if work is not None and differs else 0
+        return self.measured.kept(work) if work is not None and differs else 0
 
     def written(self, number: int) -> Mapping[str, int]:
         """The bytes of each of a node's outputs."""

@@ -4,11 +4,15 @@
                + wake_s where its device had nothing to do before it
              = wire / bandwidth + latency * latencies                                   of a message
 
-A GPU computes while its rank launches the next operators and sees to messages, so there the larger of the
-first and of the two others counts, not the sum. `seconds` are the profile's, `operators` the passes of
-operators in the task, `messages` those that it waits for or that wait for it (handing one over takes time of
-the device's own thread); `wire` is the time that the bytes alone take and `latencies` the rest (`traffic`).
-Which device waits for what is seen in the simulated timeline. The factors are `Calibration`'s.
+`seconds` are the profile's, `operators` the passes of operators in the task, `messages` those that it waits
+for or that wait for it (handing one over takes time of the device's own thread); `wire` is the time that the
+bytes alone take and `latencies` the rest (`traffic`). Which device waits for what is seen in the simulated
+timeline. The factors are `Calibration`'s.
+
+A GPU computes while its rank launches the next operators and sees to messages. So there a task is two: its
+kernels (`compute * seconds`), and launching them, by a thread that does so for one task after the other and
+waits for messages (all else, and what launching takes by the profile). Kernels begin when the thread comes to
+their task, and who needs the task waits for both.
 
 Where ranks share memory (`runtime.mailbox`) the devices copy messages themselves: half of `wire` is the
 sender's, at the task after which it gives the message away, and half the receiver's, at the task before which
@@ -19,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,6 +31,7 @@ from numpy.typing import NDArray
 
 from soapstone import native
 from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.launching import Launches
 from soapstone.cost.work import Work
 from soapstone.machine import DeviceKind, Machine
 from soapstone.ops.box import intersection, volume
@@ -34,11 +40,12 @@ from soapstone.runtime.as_run import as_run
 from soapstone.runtime.collectives import USED
 from soapstone.sim.memory import STATES_PER_WEIGHT, peak_memory
 from soapstone.sim.reference import Timeline, simulate
+from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
 from soapstone.tasks.exchange import Exchange, Move, Pattern
 from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, Key, Task, TaskGraph, TaskKind
 from soapstone.validation.calibrating import Calibration
-from soapstone.validation.crowding import crowded
+from soapstone.validation.crowding import ROUNDS, crowded, under_way
 from soapstone.validation.holding import NOTHING, Measured, beside, copied_parts, whole_inputs
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
 
@@ -53,10 +60,10 @@ SHORTEST_WAIT_S = 1e-7
 
 @dataclass(frozen=True)
 class _Counting:
-    """Costs under which an operator's pass takes what a function says, and an update so much."""
+    """Costs under which operators' passes and updates take what functions say."""
 
     of_pass: Callable[[Work], float]
-    of_update: float
+    of_update: Callable[[int, DeviceKind], float]
 
     def compute_s(self, work: Work, kind: DeviceKind) -> float:
         """What the function says."""
@@ -64,9 +71,8 @@ class _Counting:
         return self.of_pass(work)
 
     def update_s(self, size_bytes: int, kind: DeviceKind) -> float:
-        """Always the same."""
-        del size_bytes, kind
-        return self.of_update
+        """What the function says."""
+        return self.of_update(size_bytes, kind)
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ class Parts:
 
     tasks: TaskGraph
     seconds: Floats
+    launching_s: Floats
     operators: Floats
     messages: Floats
     wire_s: Floats
@@ -84,11 +91,25 @@ class Parts:
     launches_ahead: bool
 
     def durations(self, found: Calibration) -> Floats:
-        """The durations under a calibration."""
+        """The durations under a calibration; on GPUs those of launching follow."""
         computed = found.compute * self.seconds
         beside = found.overhead_s * self.operators + found.message_s * self.messages
-        own = np.maximum(computed, beside) if self.launches_ahead else computed + beside
-        return own + self.wire_s / found.bandwidth + found.latency * self.latency_s
+        sent = self.wire_s / found.bandwidth + found.latency * self.latency_s
+        if not self.launches_ahead:
+            return computed + beside + sent
+        return np.concatenate([computed + sent, (self.launching_s + beside)[self._computing]])
+
+    @cached_property
+    def _computing(self) -> NDArray[np.int64]:
+        """The numbers of the compute tasks."""
+        return np.flatnonzero([task.kind in COMPUTE_KINDS for task in self.tasks.tasks])
+
+    @property
+    def _working(self) -> NDArray[np.int64]:
+        """The numbers of what the ranks' own threads do."""
+        if not self.launches_ahead:
+            return np.flatnonzero(self.operators)
+        return np.arange(len(self.tasks.tasks), len(self.flat[0]))
 
     def awake(self, found: Calibration) -> Floats:
         """The durations under a calibration, with what devices take that had to wait."""
@@ -106,9 +127,8 @@ class Parts:
         return native.simulate(self.awake(found), *self.flat)[2]
 
     def _waited(self, start_s: Floats, end_s: Floats) -> Floats:
-        """One for each compute task before which its device did nothing."""
-        resource = self.flat[0]
-        number = np.flatnonzero(self.operators)
+        """One for each compute task, or launching of one, before which its thread did nothing."""
+        resource, number = self.flat[0], self._working
         number = number[np.lexsort((start_s[number], resource[number]))]
         free_s = np.concatenate([[0.0], end_s[number][:-1]])
         free_s[1:][resource[number][1:] != resource[number][:-1]] = 0.0
@@ -119,6 +139,11 @@ class Parts:
     def graph(self, found: Calibration) -> TaskGraph:
         """The tasks with their durations under a calibration."""
         durations = self.awake(found)
+        if self.launches_ahead:
+            start_s, end_s, _ = native.simulate(durations, *self.flat)
+            last_s = np.maximum(end_s[self._computing], end_s[self._working])
+            durations = durations[: len(self.tasks.tasks)]
+            durations[self._computing] = last_s - start_s[self._computing]
         tasks = tuple(
             replace(t, duration_s=float(d)) for t, d in zip(self.tasks.tasks, durations, strict=True)
         )
@@ -137,13 +162,13 @@ def parts_of(
     crowding: Sequence[float] = (1.0,),
     measured: Measured = NOTHING,
     *,
-    launches_ahead: bool = False,
+    launches: Launches | None = None,
     backend: str = "gloo",
     traffic: Traffic = AS_THE_MACHINE_SAYS,
 ) -> Parts:
     """The parts of a plan's durations; `crowding` says what ranks take from each other, `measured` what
-    operators take of memory, `launches_ahead` whether the devices are GPUs, `backend` what carries messages
-    (`Wire.backend`), and `traffic` what bytes take."""
+    operators take of memory, `launches` what GPUs take of the threads that launch their kernels (None where
+    there are none), `backend` what carries messages (`Wire.backend`), and `traffic` what bytes take."""
     shares_memory = backend == "memory"
     strategy, machine = plan.strategy, plan.machine
     plain = task_graph(strategy, machine, costs)
@@ -154,9 +179,9 @@ def parts_of(
         timeline,
         device_count=len(machine.devices),
         backend=backend,
-        is_gpu=launches_ahead,
+        is_gpu=launches is not None,
     )
-    counted = task_graph(strategy, machine, _Counting(lambda _: 1.0, 1.0))
+    counted = task_graph(strategy, machine, _Counting(lambda _: 1.0, lambda *_: 1.0))
     swift = task_graph(strategy, _without_latency(machine), costs)
     is_compute = np.array([task.kind in COMPUTE_KINDS for task in plain.tasks])
     full = np.array([task.duration_s for task in plain.tasks])
@@ -166,7 +191,7 @@ def parts_of(
         wire_s[plain.ids[key]] = latency_s[plain.ids[key]] = 0.0
     ends = _ends(plain, timeline, machine)
     is_sum = np.array([task.kind is TaskKind.ALL_REDUCE for task in plain.tasks])
-    of_bytes, of_latency = _sum_factors(plain, ran.led_by, traffic)
+    of_bytes, among, of_latency = _sum_factors(plain, ran.led_by, traffic)
     wire_s *= np.where(is_sum, of_bytes, traffic.messages[0])
     latency_s *= of_latency
     if shares_memory:
@@ -183,29 +208,110 @@ def parts_of(
         *beside(strategy, measured, ran.linked),
     )
     tasks = replace(ran.tasks, buffers=buffers)
-    flat = _flat(tasks, has_links=not shares_memory)
+    own_s = np.where(is_compute, full, 0.0)
+    launching_s = np.zeros_like(own_s)
+    if launches is not None:
+        own_s, launching_s = _launched(strategy, machine, costs, launches)
+    flat = _flat(tasks, has_links=not shares_memory, sums_apart=traffic.delay is not None)
+    if launches is not None:
+        flat = _with_launching(tasks, flat)
 
     def simulated(durations: Floats) -> tuple[Floats, Floats]:
-        start_s, end_s, _ = native.simulate(durations, *flat)
-        return start_s, end_s
+        count = len(durations)
+        threads = launching_s[is_compute] if launches is not None else ()
+        start_s, end_s, _ = native.simulate(np.concatenate([durations, threads]), *flat)
+        return start_s[:count], end_s[:count]
 
-    seconds = crowded(np.where(is_compute, full, 0.0), wire_s + latency_s, is_compute, crowding, simulated)
-    is_message = ~is_compute & ~is_sum
-    if not shares_memory and is_message.any():
-        levels = [each / traffic.messages[0] for each in traffic.messages]
-        own_s, rest_s = np.where(is_message, wire_s, 0.0), np.where(is_message, 0.0, wire_s)
-        wire_s = rest_s + crowded(own_s, seconds + rest_s + latency_s, is_message, levels, simulated)
+    seconds = crowded(own_s, wire_s + latency_s, is_compute, crowding, simulated)
+    if not shares_memory:
+        kinds = _Kinds(~is_compute & ~is_sum, is_sum, flat[0][: len(full)], tasks.after)
+        wire_s = _in_traffic(wire_s, seconds + latency_s, kinds, traffic, among, simulated)
     return Parts(
         tasks,
         seconds,
+        launching_s,
         np.where(is_compute, [task.duration_s for task in counted.tasks], 0.0),
         _messages(plain, ends, {*ran.led_by, *ran.left_out}, USED[backend]),
         wire_s,
         latency_s,
         flat,
         STATES_PER_WEIGHT[plan.optimizer],
-        launches_ahead,
+        launches is not None,
     )
+
+
+def _launched(
+    strategy: Strategy, machine: Machine, costs: AnalyticCosts, launches: Launches
+) -> tuple[Floats, Floats]:
+    """For each compute task what its kernels take, and what launching them does. Updates are launched
+    all together."""
+    kernels = _Counting(lambda work: launches.of(work).kernels_s, costs.update_s)
+    threads = _Counting(lambda work: launches.of(work).launching_s, lambda *_: 0.0)
+    both = [task_graph(strategy, machine, counting).tasks for counting in (kernels, threads)]
+    found = [[t.duration_s if t.kind in COMPUTE_KINDS else 0.0 for t in tasks] for tasks in both]
+    return np.array(found[0]), np.array(found[1])
+
+
+def _with_launching(tasks: TaskGraph, flat: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The tasks for the native simulator, and after them the launching of each compute task, which one thread
+    of each device does in the order of its tasks."""
+    resource, _, _, count = flat
+    computing = [i for i, task in enumerate(tasks.tasks) if task.kind in COMPUTE_KINDS]
+    thread = {i: len(tasks.tasks) + n for n, i in enumerate(computing)}
+    rows = [[*after, *(thread[i] for i in after if i in thread)] for after in tasks.after]
+    rows += [[thread.get(i, i) for i in tasks.after[number]] for number in computing]
+    lengths = [len(row) for row in rows]
+    begin = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    after = np.array([before for row in rows for before in row], dtype=np.int32)
+    return np.concatenate([resource, count + resource[computing]]), begin, after, 2 * count
+
+
+def _in_traffic(
+    wire_s: Floats,
+    rest_s: Floats,
+    kinds: _Kinds,
+    traffic: Traffic,
+    among: Floats,
+    simulated: Callable[[Floats], tuple[Floats, Floats]],
+) -> Floats:
+    """The times of bytes, with all that is under way meanwhile. `wire_s` are those of each message or sum by
+    itself, `rest_s` the durations of all that is no bytes, `among` what a sum takes where another is asked
+    for too, as a part of what it takes by itself."""
+    levels = [each / traffic.messages[0] for each in traffic.messages]
+    places = np.arange(1, len(levels) + 1)
+    message, total = kinds.is_message, kinds.is_sum
+    factor = np.ones_like(wire_s)
+    for _ in range(ROUNDS):
+        start_s, end_s = simulated(wire_s * factor + rest_s)
+        spans = start_s[message], end_s[message]
+        factor[message] = np.interp(under_way(*spans, *spans), places, levels)
+        factor[total] = 1.0
+        for resource in np.unique(kinds.resource[total]):
+            own = total & (kinds.resource == resource)
+            asked = under_way(kinds.ready_s(end_s)[own], end_s[own], start_s[own], end_s[own]) - 1.0
+            factor[own] -= (1.0 - among[own]) * np.clip(asked, 0.0, 1.0)
+        if traffic.delay is not None:
+            for some, others in ((message, total), (total, message)):
+                count = under_way(start_s[others], end_s[others], start_s[some], end_s[some])
+                factor[some] *= 1.0 + traffic.delay * np.clip(count / len(levels), 0.0, 1.0)
+    return wire_s * factor
+
+
+@dataclass(frozen=True)
+class _Kinds:
+    """Which tasks are messages and which are sums, what carries them, and what they come after."""
+
+    is_message: NDArray[np.bool_]
+    is_sum: NDArray[np.bool_]
+    resource: NDArray[np.int32]
+    after: Sequence[Sequence[int]]
+
+    def ready_s(self, end_s: Floats) -> Floats:
+        """When each message and sum could begin."""
+        found = np.zeros_like(end_s)
+        for number in np.flatnonzero(self.is_message | self.is_sum).tolist():
+            found[number] = max((end_s[before] for before in self.after[number]), default=0.0)
+        return found
 
 
 def _without_latency(machine: Machine) -> Machine:
@@ -213,10 +319,13 @@ def _without_latency(machine: Machine) -> Machine:
     return Machine(machine.name, machine.devices, links, machine.switches)
 
 
-def _sum_factors(tasks: TaskGraph, led_by: Mapping[Key, Key], traffic: Traffic) -> tuple[Floats, Floats]:
+def _sum_factors(
+    tasks: TaskGraph, led_by: Mapping[Key, Key], traffic: Traffic
+) -> tuple[Floats, Floats, Floats]:
     """How much longer than the machine says the bytes of each sum take, together with those that it leads or
-    that lead it, and its latency; one for all else."""
-    of_bytes, of_latency = np.ones(len(tasks.tasks)), np.ones(len(tasks.tasks))
+    that lead it; the part of that which it takes among other sums; and how much longer its latency is. One
+    for all else."""
+    of_bytes, among, of_latency = np.ones((3, len(tasks.tasks)))
     size_bytes: dict[Key, int] = {}
     sums = [task for task in tasks.tasks if task.kind is TaskKind.ALL_REDUCE]
     for task in sums:
@@ -225,9 +334,11 @@ def _sum_factors(tasks: TaskGraph, led_by: Mapping[Key, Key], traffic: Traffic) 
     for task in sums:
         count = len(_move(tasks, task).devices)
         whole_bytes = size_bytes[led_by.get(task.key, task.key)] * count // (2 * (count - 1))
-        of_bytes[tasks.ids[task.key]] = traffic.of_sum(count, whole_bytes)
-        of_latency[tasks.ids[task.key]] = traffic.latency_of_sum(count)
-    return of_bytes, of_latency
+        number = tasks.ids[task.key]
+        of_bytes[number], with_others = traffic.of_sum(count, whole_bytes)
+        among[number] = with_others / of_bytes[number]
+        of_latency[number] = traffic.latency_of_sum(count)
+    return of_bytes, among, of_latency
 
 
 @dataclass(frozen=True)
@@ -310,8 +421,9 @@ def _messages(tasks: TaskGraph, ends: _Ends, led: set[Key], collectives: frozens
     return found
 
 
-def _flat(tasks: TaskGraph, *, has_links: bool) -> tuple[Any, ...]:
-    """The tasks for the native simulator; where there are no links, no message waits for another."""
+def _flat(tasks: TaskGraph, *, has_links: bool, sums_apart: bool) -> tuple[Any, ...]:
+    """The tasks for the native simulator; where there are no links, no message waits for another, and where
+    sums are apart, none for a sum."""
     numbers = {name: i for i, name in enumerate(tasks.resources)}
     resource = np.array([numbers[task.resource] for task in tasks.tasks], dtype=np.int32)
     count = len(tasks.resources)
@@ -319,6 +431,9 @@ def _flat(tasks: TaskGraph, *, has_links: bool) -> tuple[Any, ...]:
         messages = np.array([task.kind not in COMPUTE_KINDS for task in tasks.tasks])
         resource[messages] = count + np.arange(messages.sum(), dtype=np.int32)
         count += int(messages.sum())
+    elif sums_apart:
+        resource[[task.kind is TaskKind.ALL_REDUCE for task in tasks.tasks]] += count
+        count *= 2
     lengths = [len(after) for after in tasks.after]
     begin = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     after = np.array([before for row in tasks.after for before in row], dtype=np.int32)

@@ -1,9 +1,10 @@
 """What bytes take between ranks, beyond what one bandwidth says: many messages at once, and sums.
 
 A machine has one bandwidth for each link. Ranks of one computer share more than links (memory, the threads
-that carry messages), so messages that are under way at once slow each other down; and the sums that gradients
-need are the backend's own, at a speed of their own. Both are measured beside the strategies, relative to what
-the machine says.
+that carry messages), so messages that are under way at once slow each other down; the sums that gradients
+need are the backend's own, at a speed of their own, and at another where several are asked for at once; and
+sums go beside messages, which a link would carry one after the other. All of this is measured beside the
+strategies, relative to what the machine says.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import log
+from math import log, sqrt
 
 import numpy as np
 import torch
@@ -29,22 +30,30 @@ NO_BYTES = 4096
 SUM_BYTES = 2**22, 2**24, 2**26
 """[choice] Sums that stand for those of all sizes, and one that takes next to no time but its latency."""
 
+AT_ONCE = 3
+"""[choice] Sums that are asked for at once."""
+
 
 @dataclass(frozen=True)
 class Traffic:
     """Times of bytes relative to the machine's: of messages by how many are under way at once (one, two,
-    ...), and of sums by the number of ranks and the bytes; and latencies of sums by the number of ranks."""
+    ...), and of sums by the number of ranks and the bytes, alone and among others; latencies of sums by the
+    number of ranks; and the part of its time by which a sum delays a message and a message a sum; None where
+    links carry both, one after the other."""
 
     messages: tuple[float, ...] = (1.0,)
-    sums: dict[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    sums: dict[int, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)
     latencies: dict[int, float] = field(default_factory=dict)
+    delay: float | None = None
 
-    def of_sum(self, count: int, size_bytes: int) -> float:
-        """How much longer than the machine says the bytes of a sum over so many ranks take."""
+    def of_sum(self, count: int, size_bytes: int) -> tuple[float, float]:
+        """How much longer than the machine says the bytes of a sum over so many ranks take, if it is alone
+        and if it is one of several."""
         if not self.sums:
-            return 1.0
-        sizes, factors = zip(*self.sums[_nearest(self.sums, count)], strict=True)
-        return float(np.interp(log(max(1, size_bytes)), [log(size) for size in sizes], factors))
+            return 1.0, 1.0
+        sizes, alone, among = zip(*self.sums[_nearest(self.sums, count)], strict=True)
+        at, places = log(max(1, size_bytes)), [log(size) for size in sizes]
+        return float(np.interp(at, places, alone)), float(np.interp(at, places, among))
 
     def latency_of_sum(self, count: int) -> float:
         """How much longer than the machine says a sum of next to nothing takes."""
@@ -65,11 +74,37 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
     messages = [_messages(wire, machine, busy) for busy in range(1, wire.size + 1)]
     counts = sorted({2, max(2, wire.size // 2), wire.size})
     wire.prepare([range(count) for count in counts])
-    sums = {count: _sums(wire, machine, count) for count in counts}
+    are_apart = wire.backend != "memory"  # where ranks add up themselves, one sum follows the other
+    sums = {count: _sums(wire, machine, count, are_apart=are_apart) for count in counts}
     return Traffic(
         tuple(messages),
         {count: factors for count, (_, factors) in sums.items()},
         {count: latency for count, (latency, _) in sums.items()},
+        _delay(wire) if are_apart else None,
+    )
+
+
+def between(first: Traffic, second: Traffic) -> Traffic:
+    """What lies between two measurements, of which both hold in part: before and after the strategies."""
+    if not first.sums:
+        return first
+
+    def mean(a: float, b: float) -> float:
+        return _digits(sqrt(a * b))
+
+    return Traffic(
+        tuple(map(mean, first.messages, second.messages)),
+        {
+            count: tuple(
+                (size, mean(alone, other_alone), mean(among, other_among))
+                for (size, alone, among), (_, other_alone, other_among) in zip(
+                    factors, second.sums[count], strict=True
+                )
+            )
+            for count, factors in first.sums.items()
+        },
+        {count: mean(latency, second.latencies[count]) for count, latency in first.latencies.items()},
+        None if first.delay is None or second.delay is None else mean(first.delay, second.delay),
     )
 
 
@@ -101,26 +136,55 @@ def _around(wire: Wire, tensor: torch.Tensor, busy: int, tags: Sequence[int]) ->
     wire.settle()
 
 
-def _sums(wire: Wire, machine: Machine, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """The latency of sums over the first ranks, and the time of their bytes, relative to the machine's."""
+def _sums(
+    wire: Wire, machine: Machine, count: int, *, are_apart: bool
+) -> tuple[float, tuple[tuple[int, float, float], ...]]:
+    """The latency of sums over the first ranks, and the time of their bytes, alone and among others, relative
+    to the machine's."""
     ranks = range(count)
 
-    def act(tensor: torch.Tensor) -> None:
+    def act(tensors: Sequence[torch.Tensor]) -> None:
         if wire.rank in ranks:
-            wire.sum_up(tensor, ranks, "sum").wait()
+            for pending in [wire.sum_up(tensor, ranks, "sum") for tensor in tensors]:
+                pending.wait()
 
-    taken = []
-    for size_bytes in (NO_BYTES, *SUM_BYTES):
-        seconds, _ = timed(wire, partial(act, torch.zeros(size_bytes // 4, device=wire.device)))
-        taken.append(seconds)
+    def taken_s(size_bytes: int, number: int) -> float:
+        tensors = [torch.zeros(size_bytes // 4, device=wire.device) for _ in range(number)]
+        return timed(wire, partial(act, tensors))[0] / number
+
     said = partial(
         collective_s, Pattern.ALL_REDUCE, count=count, bandwidth_bytes_per_s=machine.bandwidth(0, 1)
     )
-    least_s = taken[0]
-    return _digits(least_s / said(NO_BYTES, latency_s=machine.latency(0, 1))), tuple(
-        (size_bytes, _digits((seconds - least_s) / said(size_bytes, latency_s=0.0)))
-        for size_bytes, seconds in zip(SUM_BYTES, taken[1:], strict=True)
-    )
+    least_s = taken_s(NO_BYTES, 1)
+    factors = []
+    for size_bytes in SUM_BYTES:
+        own = [
+            _digits((taken_s(size_bytes, number) - least_s / number) / said(size_bytes, latency_s=0.0))
+            for number in ((1, AT_ONCE) if are_apart else (1,))
+        ]
+        factors.append((size_bytes, own[0], own[-1]))
+    return _digits(least_s / said(NO_BYTES, latency_s=machine.latency(0, 1))), tuple(factors)
+
+
+def _delay(wire: Wire) -> float:
+    """How much longer messages and a sum take at once than the longer of both by itself, as a part of the
+    shorter."""
+    ranks = range(wire.size)
+    given = torch.zeros(MESSAGE_BYTES[-1] // 4, device=wire.device)
+    added = torch.zeros(SUM_BYTES[1] // 4, device=wire.device)
+
+    def both(*, messages: bool, sums: bool) -> None:
+        pending = [wire.sum_up(added, ranks, "sum")] if sums else []
+        if messages:
+            _around(wire, given, wire.size, (1,))
+        for each in pending:
+            each.wait()
+
+    message_s, _ = timed(wire, partial(both, messages=True, sums=False))
+    sum_s, _ = timed(wire, partial(both, messages=False, sums=True))
+    both_s, _ = timed(wire, partial(both, messages=True, sums=True))
+    longer_s, shorter_s = max(message_s, sum_s), min(message_s, sum_s)
+    return min(1.0, _digits((both_s - longer_s) / shorter_s))
 
 
 def _digits(number: float) -> float:

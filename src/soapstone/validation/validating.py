@@ -15,7 +15,9 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.candidates import candidates_of, spread_out
 from soapstone.cost.choice import costs_for, threads_of_a_rank
 from soapstone.cost.fit import held_out
+from soapstone.cost.launching import Launches
 from soapstone.cost.measured import MeasuredCosts
+from soapstone.cost.profile import Profile
 from soapstone.cost.profiler import Profiler, device_at_hand, prepare
 from soapstone.errors import TrainingError
 from soapstone.frontends.source import Source
@@ -31,7 +33,7 @@ from soapstone.validation.drawing import Drawn, drawn
 from soapstone.validation.holding import NOTHING, Measured
 from soapstone.validation.parts import parts_of
 from soapstone.validation.running import model_of, ran, traced
-from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, measured_traffic
+from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, between, measured_traffic
 
 Show = Callable[[float, str], None]
 
@@ -86,23 +88,17 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     if wanted.costs == "measured":
         costs, memory, told = _measured(found, wanted, wire, show)
         crowding, traffic = tuple(told["crowding"]), measured_traffic(wire, machine)
-        told |= {"traffic": asdict(traffic)}
     plans = [_plan(each, machine, costs) for each in found]
     model = model_of(source, graph, captured.constants, wire.device)
     seen = ran(plans, model, wire, wanted.steps, lambda done: show(done, "strategies run"))
+    if told is not None:
+        traffic = between(traffic, measured_traffic(wire, machine))
+        told |= {"traffic": asdict(traffic)}
     fitted_on = frozenset(range(0, len(found), 2))
     rest = [i for i in range(len(found)) if i not in fitted_on]
-    is_gpu = wire.device.type == "cuda"
+    launches = _launches(costs, machine) if wire.device.type == "cuda" else None
     parts = [
-        parts_of(
-            plan,
-            costs,
-            crowding,
-            memory,
-            launches_ahead=is_gpu,
-            backend=wire.backend,
-            traffic=traffic,
-        )
+        parts_of(plan, costs, crowding, memory, launches=launches, backend=wire.backend, traffic=traffic)
         for plan in plans
     ]
     calibration = calibrated(
@@ -150,7 +146,7 @@ def _measured(
     device = device_at_hand(wire.device.type, kind.name, threads_of_a_rank(wanted.machine), wire.size)
     prepare(device)
     todo = spread_out(candidates_of(layout for each in found for layout in each.strategy.layouts.values()))
-    profiler = Profiler(device)
+    profiler = Profiler(device, launches=True)
     done = measured_at_once(
         profiler, todo, wire, wanted.budget_s, lambda n, what: show(n, f"measuring {what}")
     )
@@ -172,6 +168,13 @@ def _measured(
         "held_out_worst": None if off is None else off.worst,
     }
     return costs, Measured(profiler.scratch_bytes, profiler.kept_bytes), told
+
+
+def _launches(costs: AnalyticCosts, machine: Machine) -> Launches:
+    """What launching takes on the ranks' GPUs, as far as it was measured."""
+    kind = machine.devices[0].kind
+    known = costs.profiles.get(kind.name) if isinstance(costs, MeasuredCosts) else None
+    return Launches(known or Profile(kind.name, {}), lambda work: costs.compute_s(work, kind))
 
 
 def _plan(each: Drawn, machine: Machine, costs: AnalyticCosts) -> Plan:
