@@ -14,7 +14,7 @@ from soapstone.machine import preset
 from soapstone.runtime.recording import Recorder, gathered_spans
 from soapstone.runtime.staging import Queued
 from soapstone.runtime.wire import Wire
-from soapstone.validation.traffic import measured_traffic
+from soapstone.validation.traffic import Traffic, measured_traffic
 
 
 class _Aside:
@@ -48,10 +48,9 @@ def summing_aside(rank: int, size: int) -> list[Any]:
     return sums_of_slices(wire)
 
 
-def traffic_seen(rank: int, size: int) -> tuple[Any, ...]:
+def traffic_seen(rank: int, size: int) -> Traffic:
     """What ranks measure of their messages and sums."""
-    found = measured_traffic(Wire(rank, size), preset(f"cpu:1x{size}"))
-    return found.messages, found.sums, found.latencies
+    return measured_traffic(Wire(rank, size), preset(f"cpu:1x{size}"))
 
 
 def disagreeing(rank: int, size: int) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from soapstone.cost.profile import (
+    Launched,
     Measured,
     OpKey,
     Profile,
@@ -24,15 +26,26 @@ from soapstone.errors import CostError
 KEY = OpKey("linear", "{}", "f32", 0)
 TIME = Measured(((4, 8), (2, 8), None), ((4, 2),), 1.5e-5, 0.02, 128.0, 224)
 PROFILE = Profile("cpu", {"torch": "2.13"}, {KEY: (TIME,)}, (Updated(256, 1e-5, 0.1),))
+ON_A_GPU = Profile("h200", {}, {KEY: (replace(TIME, launched=Launched(1e-5, 2e-5)),)})
 
 
-def test_a_profile_survives_its_document() -> None:
-    assert profile_from(json.loads(json.dumps(document_of(PROFILE))), "here") == PROFILE
+@pytest.mark.parametrize("profile", [PROFILE, ON_A_GPU], ids=["cpu", "gpu"])
+def test_a_profile_survives_its_document(profile: Profile) -> None:
+    assert profile_from(json.loads(json.dumps(document_of(profile))), "here") == profile
 
 
-def test_a_profile_survives_its_file(tmp_path: Path) -> None:
-    write_profile(PROFILE, tmp_path / "p.json")
-    assert read_profile(tmp_path / "p.json") == PROFILE
+@pytest.mark.parametrize("profile", [PROFILE, ON_A_GPU], ids=["cpu", "gpu"])
+def test_a_profile_survives_its_file(profile: Profile, tmp_path: Path) -> None:
+    write_profile(profile, tmp_path / "p.json")
+    assert read_profile(tmp_path / "p.json") == profile
+
+
+@pytest.mark.parametrize("more", [[1e-5], [1e-5, 2e-5, 3e-5], [-1.0, 1.0], [math.nan, 1.0], ["1", 1.0]])
+def test_a_row_with_other_launching_times_is_damaged(more: list[object]) -> None:
+    document = document_of(PROFILE)
+    document["operators"][0]["times"][0].extend(more)
+    with pytest.raises(CostError, match="damaged"):
+        profile_from(document, "here.json")
 
 
 def test_attributes_tell_operators_apart() -> None:

@@ -24,7 +24,7 @@ from soapstone.tasks.task import TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.drawing import drawn
 from soapstone.validation.parts import parts_of
-from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
+from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic, between
 
 MACHINE, COSTS = preset("cpu:1x2"), AnalyticCosts()
 
@@ -46,16 +46,20 @@ def plan_of(strategy: Strategy) -> Plan:
 
 
 def test_sums_of_other_sizes_lie_between_those_that_were_measured() -> None:
-    traffic = Traffic((1.0,), {2: ((1024, 1.0), (1024 * 1024, 3.0)), 8: ((1024, 5.0),)}, {2: 1.5, 8: 4.0})
-    assert [traffic.of_sum(2, size) for size in (0, 1024, 32 * 1024, 2**30)] == pytest.approx([1, 1, 2, 3])
-    assert traffic.of_sum(7, 2**30) == 5.0
+    traffic = Traffic(
+        (1.0,), {2: ((1024, 1.0, 0.5), (1024 * 1024, 3.0, 2.5)), 8: ((1024, 5.0, 4.0),)}, {2: 1.5, 8: 4.0}
+    )
+    found = np.array([traffic.of_sum(2, size) for size in (0, 1024, 32 * 1024, 2**30)])
+    assert found == pytest.approx(np.array([(1, 0.5), (1, 0.5), (2, 1.5), (3, 2.5)]))
+    assert traffic.of_sum(7, 2**30) == (5.0, 4.0)
     assert [traffic.latency_of_sum(count) for count in (2, 3, 8)] == [1.5, 1.5, 4.0]
 
 
 def test_what_was_not_measured_is_as_the_machine_says(graph: Graph) -> None:
     plan = plan_of(random_strategy(graph, 2, Random(0)))
-    assert AS_THE_MACHINE_SAYS.of_sum(4, 10**6) == AS_THE_MACHINE_SAYS.latency_of_sum(4) == 1.0
-    alike = Traffic((1.0, 1.0), {2: ((1024, 1.0),)}, {2: 1.0})
+    assert AS_THE_MACHINE_SAYS.of_sum(4, 10**6) == (1.0, 1.0)
+    assert AS_THE_MACHINE_SAYS.latency_of_sum(4) == 1.0
+    alike = Traffic((1.0, 1.0), {2: ((1024, 1.0, 1.0),)}, {2: 1.0})
     usual, measured = parts_of(plan, COSTS), parts_of(plan, COSTS, traffic=alike)
     assert measured.durations(Calibration()) == pytest.approx(usual.durations(Calibration()))
 
@@ -63,7 +67,7 @@ def test_what_was_not_measured_is_as_the_machine_says(graph: Graph) -> None:
 @pytest.mark.parametrize("backend", ["gloo", "memory"])
 def test_sums_take_what_was_measured_and_messages_theirs(graph: Graph, backend: str) -> None:
     """All times of bytes, wherever they are counted, are those of messages three times and of sums twice."""
-    traffic = Traffic((3.0,), {2: ((1024, 2.0),)}, {2: 5.0})
+    traffic = Traffic((3.0,), {2: ((1024, 2.0, 2.0),)}, {2: 5.0})
     for strategy in (data_parallel(graph, MACHINE), random_strategy(graph, 2, Random(0))):
         plan = plan_of(strategy)
         usual = parts_of(plan, COSTS, backend=backend)
@@ -85,13 +89,55 @@ def test_messages_under_way_together_slow_each_other_down(graph: Graph) -> None:
     assert 1.0 < slower.max() <= 4.0
 
 
+def test_sums_go_beside_messages_where_they_are_apart(graph: Graph) -> None:
+    """On one link one follows the other; apart, with no delay, both take what they take."""
+    plan = plan_of(random_strategy(graph, 2, Random(0)))
+    usual = parts_of(plan, COSTS).makespan_s(Calibration())
+    steps = [
+        parts_of(plan, COSTS, traffic=Traffic((1.0, 1.0), delay=delay)).makespan_s(Calibration())
+        for delay in (0.0, 0.5, 1.0)
+    ]
+    assert steps[0] < usual
+    assert steps == sorted(steps)
+    assert steps[0] < steps[-1]
+
+
+def test_sums_that_are_asked_for_together_take_what_was_measured_so(graph: Graph) -> None:
+    plan = plan_of(data_parallel(graph, MACHINE))
+    alone, among = (
+        parts_of(plan, COSTS, traffic=Traffic((1.0,), {2: ((1024, 4.0, b),)})) for b in (4.0, 1.0)
+    )
+    there = alone.wire_s > 0
+    share = among.wire_s[there] / alone.wire_s[there]
+    assert share.max() <= 1.0
+    assert share.min() >= 0.25 - 1e-9
+
+
+def test_a_message_takes_time_of_both_its_ends(graph: Graph) -> None:
+    plan = plan_of(random_strategy(graph, 2, Random(0)))
+    usual, busy = (parts_of(plan, COSTS, traffic=Traffic(message_s=s)) for s in (0.0, 1.0))
+    assert busy.durations(Calibration()) - usual.durations(Calibration()) == pytest.approx(usual.messages)
+
+
+def test_what_was_measured_before_and_after_lies_between() -> None:
+    before = Traffic((1.0, 2.0), {2: ((1024, 1.0, 1.0),)}, {2: 1.0}, 0.1, 1e-4)
+    after = Traffic((4.0, 8.0), {2: ((1024, 9.0, 4.0),)}, {2: 4.0}, 0.4, 4e-4)
+    found = between(before, after)
+    assert found.messages == (2.0, 4.0)
+    assert found.sums == {2: ((1024, 3.0, 2.0),)}
+    assert (found.latencies, found.delay) == ({2: 2.0}, 0.2)
+    assert found.message_s == pytest.approx(2e-4)
+    assert between(AS_THE_MACHINE_SAYS, AS_THE_MACHINE_SAYS) == AS_THE_MACHINE_SAYS
+
+
 def test_all_ranks_see_the_same_traffic(ranks: Ranks) -> None:
     first, second = ranks.run(traffic_seen, 2)
     assert first == second
-    messages, sums, latencies = first
-    assert len(messages) == 2
-    assert list(sums) == list(latencies) == [2]
-    assert min(*messages, *latencies.values(), *(factor for _, factor in sums[2])) > 0
+    assert len(first.messages) == 2
+    assert list(first.sums) == list(first.latencies) == [2]
+    factors = [factor for _, *both in first.sums[2] for factor in both]
+    assert min(*first.messages, *first.latencies.values(), *factors, first.delay) > 0
+    assert 0 <= first.message_s < 1
 
 
 def test_every_second_strategy_is_half_of_each_kind(graph: Graph) -> None:

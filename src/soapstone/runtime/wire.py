@@ -16,6 +16,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from itertools import cycle
 from math import prod
 from time import monotonic, perf_counter, sleep
 from typing import Any
@@ -36,8 +37,8 @@ GATHERING_S = 2.0
 
 
 LANES = 2
-"""[choice] Groups over which the parts of one large sum go, where gloo serves GPUs: each has threads of its
-own, and one sum keeps one of them busy."""
+"""[choice] Groups over which sums, and the parts of a large one, go in turns, where gloo serves GPUs: each
+has threads of its own, and one sum keeps one of them busy."""
 
 LANE_BYTES = 16 * 2**20
 """[choice] The parts of a large sum, of which the first is on its way while the next is copied."""
@@ -210,7 +211,7 @@ class Wire:
             self.backend = "memory"
         self._groups: dict[tuple[int, ...], Any] = {}
         self._channels: dict[tuple[int, ...], int] = {}
-        self._lanes: dict[tuple[int, ...], list[Any]] = {}
+        self._lanes: dict[tuple[int, ...], Iterator[Any]] = {}
         self._sent: list[Pending] = []
         self.waited_s = 0.0  # in all, since the start
 
@@ -260,7 +261,7 @@ class Wire:
                     self._posted(what, dist.new_group, list(ranks), timeout=timedelta(seconds=self.timeout_s))
                     for _ in range(1 if self._staging is None else LANES)
                 ]
-                self._groups[ranks], self._lanes[ranks] = made[0], made
+                self._groups[ranks], self._lanes[ranks] = made[0], cycle(made)
 
     def send(self, tensor: Tensor, peer: int, tag: int, what: str) -> None:
         """Send a tensor, which must not change until `settle`."""
@@ -294,11 +295,11 @@ class Wire:
                 return Pending(self, work, staged, told)
             return Returned(self, work, staged, part, told)
 
-        whole = tensor.detach().contiguous()
+        whole, lanes = tensor.detach().contiguous(), self._lanes[tuple(sorted(ranks))]
         if self._staging is None or whole.nbytes <= LANE_BYTES:
-            return under_way(whole, self._group(ranks))
-        lanes, parts = self._lanes[tuple(sorted(ranks))], whole.view(-1).split(LANE_BYTES // whole.itemsize)
-        return Together([under_way(part, lanes[i % len(lanes)]) for i, part in enumerate(parts)], whole)
+            return under_way(whole, next(lanes))
+        parts = whole.view(-1).split(LANE_BYTES // whole.itemsize)
+        return Together([under_way(part, next(lanes)) for part in parts], whole)
 
     def _summed(self, tensor: Tensor, ranks: Sequence[int], channel: int, what: str, told: str) -> Pending:
         """A sum over ranks of this computer."""

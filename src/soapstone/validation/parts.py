@@ -1,13 +1,13 @@
 """What the durations of a plan's tasks are made of, so that factors of them can be fitted to whole steps.
 
-    duration = compute * seconds + overhead_s * operators + message_s * messages        of a compute task
-               + wake_s where its device had nothing to do before it
+    duration = compute * seconds + overhead_s * operators + (m + message_s) * messages  of a compute task
+               + wake_s where it needs something of another device
              = wire / bandwidth + latency * latencies                                   of a message
 
 `seconds` are the profile's, `operators` the passes of operators in the task, `messages` those that it waits
-for or that wait for it (handing one over takes time of the device's own thread); `wire` is the time that the
-bytes alone take and `latencies` the rest (`traffic`). Which device waits for what is seen in the simulated
-timeline. The factors are `Calibration`'s.
+for or that wait for it (handing one over takes time of the device's own thread, `m` as measured); `wire` is
+the time that the bytes alone take and `latencies` the rest (`traffic`). Which device waits for what is seen
+in the simulated timeline. The factors are `Calibration`'s.
 
 A GPU computes while its rank launches the next operators and sees to messages. So there a task is two: its
 kernels (`compute * seconds`), and launching them, by a thread that does so for one task after the other and
@@ -51,11 +51,8 @@ from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
 
 Floats = NDArray[np.float64]
 
-WAKING_ROUNDS = 2
-"""[choice] How often it is worked out which tasks are waited for, and when they end."""
-
-SHORTEST_WAIT_S = 1e-7
-"""[choice] A device that has nothing to do for longer than this falls asleep."""
+ADDED_BYTES_PER_BYTE = 3.0
+"""[choice] Adding one gradient to another reads both and writes one."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +81,8 @@ class Parts:
     launching_s: Floats
     operators: Floats
     messages: Floats
+    meets: Floats
+    message_s: float
     wire_s: Floats
     latency_s: Floats
     flat: tuple[Any, ...]
@@ -93,7 +92,8 @@ class Parts:
     def durations(self, found: Calibration) -> Floats:
         """The durations under a calibration; on GPUs those of launching follow."""
         computed = found.compute * self.seconds
-        beside = found.overhead_s * self.operators + found.message_s * self.messages
+        beside = found.overhead_s * self.operators + (self.message_s + found.message_s) * self.messages
+        beside += found.wake_s * self.meets
         sent = self.wire_s / found.bandwidth + found.latency * self.latency_s
         if not self.launches_ahead:
             return computed + beside + sent
@@ -104,45 +104,18 @@ class Parts:
         """The numbers of the compute tasks."""
         return np.flatnonzero([task.kind in COMPUTE_KINDS for task in self.tasks.tasks])
 
-    @property
-    def _working(self) -> NDArray[np.int64]:
-        """The numbers of what the ranks' own threads do."""
-        if not self.launches_ahead:
-            return np.flatnonzero(self.operators)
-        return np.arange(len(self.tasks.tasks), len(self.flat[0]))
-
-    def awake(self, found: Calibration) -> Floats:
-        """The durations under a calibration, with what devices take that had to wait."""
-        durations = self.durations(found)
-        if not found.wake_s:
-            return durations
-        woken = np.zeros_like(durations)
-        for _ in range(WAKING_ROUNDS):
-            start_s, end_s, _ = native.simulate(durations + found.wake_s * woken, *self.flat)
-            woken = self._waited(start_s, end_s)
-        return durations + found.wake_s * woken
-
     def makespan_s(self, found: Calibration) -> float:
         """The predicted step under a calibration."""
-        return native.simulate(self.awake(found), *self.flat)[2]
-
-    def _waited(self, start_s: Floats, end_s: Floats) -> Floats:
-        """One for each compute task, or launching of one, before which its thread did nothing."""
-        resource, number = self.flat[0], self._working
-        number = number[np.lexsort((start_s[number], resource[number]))]
-        free_s = np.concatenate([[0.0], end_s[number][:-1]])
-        free_s[1:][resource[number][1:] != resource[number][:-1]] = 0.0
-        found = np.zeros_like(start_s)
-        found[number] = start_s[number] > free_s + SHORTEST_WAIT_S
-        return found
+        return native.simulate(self.durations(found), *self.flat)[2] + found.step_s
 
     def graph(self, found: Calibration) -> TaskGraph:
         """The tasks with their durations under a calibration."""
-        durations = self.awake(found)
+        durations = self.durations(found)
         if self.launches_ahead:
             start_s, end_s, _ = native.simulate(durations, *self.flat)
-            last_s = np.maximum(end_s[self._computing], end_s[self._working])
-            durations = durations[: len(self.tasks.tasks)]
+            count = len(self.tasks.tasks)
+            last_s = np.maximum(end_s[self._computing], end_s[count:])
+            durations = durations[:count]
             durations[self._computing] = last_s - start_s[self._computing]
         tasks = tuple(
             replace(t, duration_s=float(d)) for t, d in zip(self.tasks.tasks, durations, strict=True)
@@ -192,7 +165,8 @@ def parts_of(
     ends = _ends(plain, timeline, machine)
     is_sum = np.array([task.kind is TaskKind.ALL_REDUCE for task in plain.tasks])
     of_bytes, among, of_latency = _sum_factors(plain, ran.led_by, traffic)
-    wire_s *= np.where(is_sum, of_bytes, traffic.messages[0])
+    of_size = np.array([traffic.of_message(task.size_bytes) for task in plain.tasks])
+    wire_s *= np.where(is_sum, of_bytes, traffic.messages[0] * of_size)
     latency_s *= of_latency
     if shares_memory:
         wire_s = _copied_by_devices(plain, ends, wire_s)
@@ -222,6 +196,7 @@ def parts_of(
         start_s, end_s, _ = native.simulate(np.concatenate([durations, threads]), *flat)
         return start_s[:count], end_s[:count]
 
+    own_s += _adding_s(plain, timeline, machine, costs)
     seconds = crowded(own_s, wire_s + latency_s, is_compute, crowding, simulated)
     if not shares_memory:
         kinds = _Kinds(~is_compute & ~is_sum, is_sum, flat[0][: len(full)], tasks.after)
@@ -232,12 +207,27 @@ def parts_of(
         launching_s,
         np.where(is_compute, [task.duration_s for task in counted.tasks], 0.0),
         _messages(plain, ends, {*ran.led_by, *ran.left_out}, USED[backend]),
+        _meets(plain, {*ran.led_by, *ran.left_out}),
+        traffic.message_s,
         wire_s,
         latency_s,
         flat,
         STATES_PER_WEIGHT[plan.optimizer],
         launches is not None,
     )
+
+
+def _adding_s(tasks: TaskGraph, timeline: Timeline, machine: Machine, costs: AnalyticCosts) -> Floats:
+    """For each backward task what it takes to add its gradients of weights to what its device has already: a
+    weight that several cells read, or several micro-batches, has a gradient from each."""
+    found = np.zeros(len(tasks.tasks))
+    share = ADDED_BYTES_PER_BYTE / costs.update_bytes_per_byte
+    for buffer in tasks.buffers:
+        if buffer.kind is BufferKind.WEIGHT_GRADIENT:
+            seconds = share * costs.update_s(buffer.size_bytes, machine.devices[buffer.device].kind)
+            makers = sorted((tasks.ids[key] for key in buffer.made_by), key=lambda n: timeline.start_s[n])
+            found[makers[1:]] += seconds
+    return found
 
 
 def _launched(
@@ -419,6 +409,17 @@ def _messages(tasks: TaskGraph, ends: _Ends, led: set[Key], collectives: frozens
                 if end >= 0:
                     found[end] += 1 if is_one else len(move.devices) - 1
     return found
+
+
+def _meets(tasks: TaskGraph, led: set[Key]) -> Floats:
+    """One for each forward or backward task that needs something of another device."""
+    is_come = [task.kind not in COMPUTE_KINDS and task.key not in led for task in tasks.tasks]
+    return np.array(
+        [
+            float(task.kind in (TaskKind.FORWARD, TaskKind.BACKWARD) and any(is_come[i] for i in after))
+            for task, after in zip(tasks.tasks, tasks.after, strict=True)
+        ]
+    )
 
 
 def _flat(tasks: TaskGraph, *, has_links: bool, sums_apart: bool) -> tuple[Any, ...]:

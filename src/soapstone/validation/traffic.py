@@ -26,6 +26,9 @@ from soapstone.tasks.exchange import Pattern
 MESSAGE_BYTES = 2**20, 12 * 2**20
 """[choice] A small and a large message: what the bytes between them take is asked for."""
 
+LARGEST_BYTES = 64 * 2**20
+"""[choice] A message that is larger than caches are."""
+
 NO_BYTES = 4096
 SUM_BYTES = 2**22, 2**24, 2**26
 """[choice] Sums that stand for those of all sizes, and one that takes next to no time but its latency."""
@@ -33,18 +36,29 @@ SUM_BYTES = 2**22, 2**24, 2**26
 AT_ONCE = 3
 """[choice] Sums that are asked for at once."""
 
+MANY = 24
+"""[choice] Messages of next to no bytes, by which it is seen what one more of them takes of its ends."""
+
 
 @dataclass(frozen=True)
 class Traffic:
     """Times of bytes relative to the machine's: of messages by how many are under way at once (one, two,
     ...), and of sums by the number of ranks and the bytes, alone and among others; latencies of sums by the
-    number of ranks; and the part of its time by which a sum delays a message and a message a sum; None where
-    links carry both, one after the other."""
+    number of ranks; the part of its time by which a sum delays a message and a message a sum, None where
+    links carry both, one after the other; what a message takes of the thread at each of its ends; and how
+    much longer the bytes of a message take beyond those of a large one."""
 
     messages: tuple[float, ...] = (1.0,)
     sums: dict[int, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)
     latencies: dict[int, float] = field(default_factory=dict)
     delay: float | None = None
+    message_s: float = 0.0
+    beyond: float = 1.0
+
+    def of_message(self, size_bytes: int) -> float:
+        """How much longer the bytes of a message of this size take than those of smaller ones."""
+        more = max(0, size_bytes - MESSAGE_BYTES[-1])
+        return 1.0 + (self.beyond - 1.0) * more / max(1, size_bytes)
 
     def of_sum(self, count: int, size_bytes: int) -> tuple[float, float]:
         """How much longer than the machine says the bytes of a sum over so many ranks take, if it is alone
@@ -81,6 +95,8 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
         {count: factors for count, (_, factors) in sums.items()},
         {count: latency for count, (latency, _) in sums.items()},
         _delay(wire) if are_apart else None,
+        _message_s(wire),
+        _beyond(wire) if are_apart else 1.0,
     )
 
 
@@ -105,6 +121,8 @@ def between(first: Traffic, second: Traffic) -> Traffic:
         },
         {count: mean(latency, second.latencies[count]) for count, latency in first.latencies.items()},
         None if first.delay is None or second.delay is None else mean(first.delay, second.delay),
+        sqrt(first.message_s * second.message_s),
+        mean(first.beyond, second.beyond),
     )
 
 
@@ -118,6 +136,25 @@ def _messages(wire: Wire, machine: Machine, busy: int) -> float:
         taken.append(seconds / len(tags))
     small, large = MESSAGE_BYTES
     return _digits((taken[1] - taken[0]) / ((large - small) / machine.bandwidth(0, 1)))
+
+
+def _beyond(wire: Wire) -> float:
+    """How much longer the last bytes of a message that is larger than caches are take than the first."""
+    taken = [
+        timed(wire, partial(_around, wire, torch.zeros(size // 4, device=wire.device), wire.size, (1,)))[0]
+        for size in (*MESSAGE_BYTES, LARGEST_BYTES)
+    ]
+    small, large = MESSAGE_BYTES
+    first, last = (taken[1] - taken[0]) / (large - small), (taken[2] - taken[1]) / (LARGEST_BYTES - large)
+    return _digits(last / max(first, 1e-15))
+
+
+def _message_s(wire: Wire) -> float:
+    """What one more message takes of a rank that sends it, and of one that receives it."""
+    tensor = torch.zeros(NO_BYTES // 4, device=wire.device)
+    tags = [tag for tag in range(1, 2 * MANY) if tag % wire.size][:MANY]
+    few_s, many_s = (timed(wire, partial(_around, wire, tensor, wire.size, t))[0] for t in (tags[:1], tags))
+    return float(f"{max(many_s - few_s, 0.0) / (MANY - 1) / 2:.3g}")
 
 
 def _around(wire: Wire, tensor: torch.Tensor, busy: int, tags: Sequence[int]) -> None:

@@ -102,7 +102,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
         for plan in plans
     ]
     calibration = calibrated(
-        lambda tried: [parts[i].makespan_s(tried) for i in sorted(fitted_on)],
+        [parts[i].makespan_s for i in sorted(fitted_on)],
         [seen[i].step_s(wanted.statistic) for i in sorted(fitted_on)],
     )
 
