@@ -436,9 +436,9 @@ def test_factors_that_do_not_hold_for_others_stay_one(graph: Graph) -> None:
     seen_s = [step_s * chance for step_s, chance in zip(usual, by_chance, strict=True)]
     assert calibrated(steps, seen_s) == Calibration()
     slower = [part.makespan_s(Calibration(latency=3.0)) for part in parts]
-    found = calibrated(steps, slower)
-    assert max(slower) > 1.5 * max(usual)
-    assert [step(found) for step in steps] == pytest.approx(slower, rel=0.1)
+    found = [step(calibrated(steps, slower)) for step in steps]
+    off, usually_off = np.abs(np.log(found) - np.log(slower)), np.abs(np.log(usual) - np.log(slower))
+    assert off.mean() < usually_off.mean() / 3
 
 
 def test_a_message_begins_when_what_it_carries_is_made(graph: Graph) -> None:

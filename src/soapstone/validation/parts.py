@@ -276,9 +276,10 @@ def _in_traffic(
         spans = start_s[message], end_s[message]
         factor[message] = np.interp(under_way(*spans, *spans), places, levels)
         factor[total] = 1.0
+        ready_s = kinds.ready_s(end_s)
         for resource in np.unique(kinds.resource[total]):
             own = total & (kinds.resource == resource)
-            asked = under_way(kinds.ready_s(end_s)[own], end_s[own], start_s[own], end_s[own]) - 1.0
+            asked = under_way(ready_s[own], end_s[own], start_s[own], end_s[own]) - 1.0
             factor[own] -= (1.0 - among[own]) * np.clip(asked, 0.0, 1.0)
         if traffic.delay is not None:
             for some, others in ((message, total), (total, message)):
