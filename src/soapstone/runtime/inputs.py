@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from soapstone.errors import TrainingError
-from soapstone.graph import Graph, Node, Role, Value
+from soapstone.graph import Graph, Node, Operand, Role, Value
+from soapstone.ops.box import whole
 from soapstone.ops.definitions.dtypes import torch_dtype
 from soapstone.ops.op import Shard
-from soapstone.ops.signature import IterationBox, Signature
+from soapstone.ops.signature import IterationBox
+from soapstone.runtime.noderun import NodeRun, Read
 from soapstone.runtime.part import Part, part_shape, sample_axes
+from soapstone.runtime.ports import index_of
 from soapstone.runtime.rows import Rows, points_of, runs
 from soapstone.runtime.wire import Pending, Wire
 from soapstone.strategy.blocks import free_values
@@ -52,16 +55,17 @@ class FreeValues:
         fixed = {value.name: _constant(value, constants, place) for value in graph.with_role(Role.CONSTANT)}
         free = free_values(graph)
         changing = {value.name for value in self.inputs} | {*graph.updates, *graph.counters}
-        self._each_step: list[Node] = []
+        self._each_step: list[NodeRun] = []
+        self._partial_sums: dict[str, list[NodeRun]] = {}
         self._tensors: dict[str, Tensor] = {**fixed, **self.buffers}
         for node in graph.nodes:
             if not all(name in free for name in node.outputs):
                 continue
             if any(name in changing for name in node.reads):
                 changing.update(node.outputs)
-                self._each_step.append(node)
+                self._each_step.append(self._ready(node))
             else:
-                self._run(node)
+                self._run(self._ready(node))
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self._late:
@@ -70,7 +74,7 @@ class FreeValues:
 
     def held(self) -> list[Tensor]:
         """What stays from step to step: the batch, buffers, constants, and what follows from these alone."""
-        anew = {name for node in self._each_step for name in node.outputs}
+        anew = {name for run in self._each_step for name in run.node.outputs}
         return [*self.buffers.values(), *(t for name, t in self._tensors.items() if name not in anew)]
 
     def take(self, batch: Batch | Part) -> None:
@@ -105,30 +109,33 @@ class FreeValues:
         if self.is_shared:
             self._run_with_sums()
             return
-        for node in self._each_step:
-            self._run(node)
+        for run in self._each_step:
+            self._run(run)
 
     def _run_with_sums(self) -> None:
         """Compute all that needs no sum over samples, and have those sums added up over ranks."""
         partial: list[Tensor] = []
-        for node in self._each_step:
+        for run in self._each_step:
+            node = run.node
             if node.name in self._sums:
                 partial.append(self._partial(node))
                 self._late.update(dict.fromkeys(node.outputs))
             elif any(name in self._late for name in node.reads):
                 self._late.update(dict.fromkeys(node.outputs))
             else:
-                self._run(node)
+                self._run(run)
         self._pending = self.wire.report(torch.stack(partial), "sums over samples")
 
     def _partial(self, node: Node) -> Tensor:
         """A sum over the samples that this rank answers for."""
-        signature, count = self.graph.signature(node), self.graph.sample_count
-        assert count is not None
+        if node.name not in self._partial_sums:
+            signature, count = self.graph.signature(node), self.graph.sample_count
+            assert count is not None
+            boxes = [points_of(signature, self._sums[node.name], samples, count) for samples in self._owned]
+            self._partial_sums[node.name] = [self._ready(node, box) for box in boxes]
         total = torch.zeros((), dtype=torch.float64, device=self.place)
-        for samples in self._owned:
-            box = points_of(signature, self._sums[node.name], samples, count)
-            (made,) = self._made(node, self._shard(node, signature, box))
+        for run in self._partial_sums[node.name]:
+            (made,) = _made(run)
             total += made
         return total
 
@@ -138,13 +145,13 @@ class FreeValues:
             return
         totals, self._pending = self._pending.wait(), None
         late, self._late = self._late, {}
-        sums = [node for node in self._each_step if node.name in self._sums]
+        sums = [run.node for run in self._each_step if run.node.name in self._sums]
         for node, total in zip(sums, totals, strict=True):
             (name,) = node.outputs
             self._tensors[name] = total.to(torch_dtype(self.graph.value(name).dtype))
-        for node in self._each_step:
-            if node.name not in self._sums and any(name in late for name in node.outputs):
-                self._run(node)
+        for run in self._each_step:
+            if run.node.name not in self._sums and any(name in late for name in run.node.outputs):
+                self._run(run)
 
     def _filled(self, value: Value, axis: int, part: Tensor) -> Tensor:
         """A whole input with the rank's rows in their places; nobody reads the others."""
@@ -189,19 +196,31 @@ class FreeValues:
             )
         return tensors
 
-    def _run(self, node: Node) -> None:
-        signature = self.graph.signature(node)
-        shard = self._shard(node, signature, signature.points)
-        self._tensors.update(zip(node.outputs, self._made(node, shard), strict=True))
+    def _run(self, run: NodeRun) -> None:
+        self._tensors.update(zip(run.node.outputs, _made(run), strict=True))
 
-    def _shard(self, node: Node, signature: Signature, box: IterationBox) -> Shard:
-        dtype = self.graph.value(node.outputs[0]).dtype
-        return Shard(signature, box, dtype=dtype, device=str(self.place))
+    def _ready(self, node: Node, box: IterationBox | None = None) -> NodeRun:
+        """A node on a part of its points, or on all of them."""
+        signature, dtype = self.graph.signature(node), self.graph.value(node.outputs[0]).dtype
+        shard = Shard(signature, box or signature.points, dtype=dtype, device=str(self.place))
+        run = NodeRun(node, shard)
+        run.reads = [self._read(operand, shard, i) for i, operand in enumerate(node.operands)]
+        return run
 
-    def _made(self, node: Node, shard: Shard) -> Sequence[Tensor]:
-        operands = [self._tensors[o] if isinstance(o, str) else o for o in node.operands]
-        with torch.no_grad():
-            return node.op.run(node.op.slices(operands, shard), node.attrs, shard)
+    def _read(self, operand: Operand, shard: Shard, number: int) -> Read:
+        """What a shard reads of an operand: a number, nothing, or a part of a free value."""
+        if not isinstance(operand, str):
+            return lambda: operand
+        region, tensors = shard.signature.read(number, shard.box), self._tensors
+        if region.is_empty:
+            return lambda: None
+        index = index_of(region.box, whole(self.graph.value(operand).shape))
+        return (lambda: tensors[operand]) if index is None else (lambda: tensors[operand][index])
+
+
+def _made(run: NodeRun) -> Sequence[Tensor]:
+    with torch.no_grad():
+        return run.compute(run.fetch())
 
 
 def _constant(value: Value, constants: Mapping[str, Tensor], place: torch.device) -> Tensor:

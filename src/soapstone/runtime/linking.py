@@ -23,7 +23,8 @@ from soapstone.ops.box import Box, Interval, intersection, volume
 from soapstone.ops.definitions.dtypes import torch_dtype
 from soapstone.ops.op import Shard
 from soapstone.runtime.collectives import Chosen
-from soapstone.runtime.localshard import Made, NodeRun
+from soapstone.runtime.localshard import Made
+from soapstone.runtime.noderun import NodeRun
 from soapstone.runtime.ports import Arrival, Departure, Inbox, Outlet, Port
 from soapstone.runtime.seams import Statistics, StatisticsDeparture
 from soapstone.strategy.strategy import Strategy

@@ -13,23 +13,18 @@ Shards of a block that is cut into segments hear from each other in between (`se
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from soapstone.graph import Node
-from soapstone.ops.op import Shard, summed_points
 from soapstone.runtime.inputs import FreeValues
+from soapstone.runtime.noderun import Read
 from soapstone.runtime.ports import Giver, Inbox, Index, Outlet
 from soapstone.runtime.region import Region
 from soapstone.runtime.weights import Holding
-
-Read = Callable[[], Any]
-"""Gives an operand."""
 
 
 def fixed(value: Any) -> Read:
@@ -77,39 +72,6 @@ class Made:
     givers: list[Giver] = field(default_factory=list)
     is_read_within: bool = True  # by a later node of the block
     is_left: bool = True  # for others
-
-
-class NodeRun:
-    """One node of a local shard."""
-
-    def __init__(self, node: Node, shard: Shard) -> None:
-        self.node, self.op, self.shard = node, node.op, shard
-        self.seed = 0  # set anew before each step, for an operator that draws random numbers
-        self.reads: list[Read] = []
-        self.operands: list[Any] = []
-        wanted = {
-            name
-            for name, p in inspect.signature(self.op.torch).parameters.items()
-            if p.kind is p.KEYWORD_ONLY
-        }
-        given = {**self.op.complete(node.attrs), "shard": shard, "count": summed_points(shard.signature)}
-        self.keywords: dict[str, Any] = {name: value for name, value in given.items() if name in wanted}
-        self.takes_stats = "stats" in wanted
-
-    def fetch(self) -> list[Any]:
-        """The operands."""
-        return [read() for read in self.reads]
-
-    def compute(self, operands: Sequence[Any], stats: Tensor | None = None) -> tuple[Any, ...]:
-        """The outputs of this shard."""
-        keywords = self.keywords
-        if self.op.random:
-            fresh = replace(self.shard, seed=self.seed)
-            keywords = {**keywords, "shard": fresh} if "shard" in keywords else keywords
-        if self.takes_stats:
-            keywords = {**keywords, "stats": stats}
-        made = self.op.torch(*operands, **keywords)
-        return tuple(made) if isinstance(made, tuple | list) else (made,)
 
 
 class LocalShard:

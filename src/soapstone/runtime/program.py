@@ -20,14 +20,13 @@ from soapstone.runtime.localshard import (
     LocalSegment,
     LocalShard,
     Made,
-    NodeRun,
-    Read,
     fixed,
     free_part,
     leaf_box,
     linked_box,
     weight_part,
 )
+from soapstone.runtime.noderun import NodeRun, Read
 from soapstone.runtime.ports import Inbox, Outlet, Port, index_of
 from soapstone.runtime.region import Region
 from soapstone.runtime.regions import drop_part, found_regions, linked_writer

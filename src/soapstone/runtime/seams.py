@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soapstone.runtime.localshard import LocalSegment, Made, NodeRun
+from soapstone.runtime.localshard import LocalSegment, Made
+from soapstone.runtime.noderun import NodeRun
 from soapstone.runtime.ports import Arrival, Departure, Inbox, Outlet
 from soapstone.runtime.wire import Wire
 
