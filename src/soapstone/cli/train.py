@@ -22,6 +22,7 @@ from soapstone.cli.ranks import GpuSlices, check_not_a_rank, run_ranks
 from soapstone.cli.replan import machine_now, replanned
 from soapstone.errors import CheckpointError, SoapstoneError, TrainingError
 from soapstone.machine.checks import did_you_mean
+from soapstone.machine.heap import settled_objects
 from soapstone.machine.units import SECONDS
 from soapstone.plans import Plan, read_plan, write_plan, write_text
 from soapstone.plans.document import document_of, plan_from
@@ -262,7 +263,7 @@ def _told_plan(request: _Request, plan: Plan, wire: Wire) -> Plan:
 def _run(request: _Request, plan: Plan, wire: Wire) -> None:
     trainer, batches = _prepared(request, plan, wire)
     first, losses, times = trainer.steps_done, [], []
-    with _progress(request, wire.rank) as show:
+    with _progress(request, wire.rank) as show, settled_objects():
         for batch in batches:
             if trainer.steps_done >= request.steps:
                 break

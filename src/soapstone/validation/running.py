@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from soapstone.cost.watch import Watch
 from soapstone.frontends.source import Source
+from soapstone.machine.heap import settled_objects
 from soapstone.plans import Plan
 from soapstone.runtime.detecting import memory_bytes
 from soapstone.runtime.optimizing import optimizer_named
@@ -91,15 +92,16 @@ def ran(
 def _in_turn(trainers: Mapping[int, Trainer], model: Model, wire: Wire, steps: int) -> dict[int, Ran]:
     """Run trainers that fit in memory together, which they leave when this is over."""
     found = {i: Ran() for i in trainers}
-    for trainer in trainers.values():
-        for _ in range(WARM_UP):
-            trainer.step(model.inputs)
-    for turn in range(0, steps, IN_TURN):
+    with settled_objects():
+        for trainer in trainers.values():
+            for _ in range(WARM_UP):
+                trainer.step(model.inputs)
+        for turn in range(0, steps, IN_TURN):
+            for i, trainer in trainers.items():
+                for _ in range(min(IN_TURN, steps - turn)):
+                    found[i].steps_s.append(_timed_step(trainer, model, wire))
         for i, trainer in trainers.items():
-            for _ in range(min(IN_TURN, steps - turn)):
-                found[i].steps_s.append(_timed_step(trainer, model, wire))
-    for i, trainer in trainers.items():
-        found[i].peak_bytes = _peaks(trainer, model, wire)
+            found[i].peak_bytes = _peaks(trainer, model, wire)
     return found
 
 

@@ -45,10 +45,15 @@ def _lstm_cell(
     b_hh: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     if x.is_cuda:
+        if b_ih is None or b_hh is None:
+            from_x, from_h = _gates(x, w_ih, b_ih), _gates(h, w_hh, b_hh)
+            h, c, _ = torch.ops.aten._thnn_fused_lstm_cell(from_x, from_h, c)
+            return h, c
         # The kernel's gradients of two biases are one tensor. Seen through two views it would become the
-        # gradient of both parameters, and what is added to one would be added to the other.
-        from_x, from_h = _gates(x, w_ih, b_ih), _gates(h, w_hh, b_hh)
-        h, c, _ = torch.ops.aten._thnn_fused_lstm_cell(from_x, from_h, c)
+        # gradient of both parameters, and what is added to one would be added to the other: hence the
+        # product. Biases are not given to the matrix products, whose kernels are slower with them.
+        biases = b_ih.flatten(), 1.0 * b_hh.flatten()
+        h, c, _ = torch.ops.aten._thnn_fused_lstm_cell(_gates(x, w_ih), _gates(h, w_hh), c, *biases)
         return h, c
     if h.shape[1] == c.shape[1]:  # all hidden units: torch's own, in one call
         made: tuple[Tensor, Tensor] = torch.lstm_cell(
