@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import sleep
 from typing import Any
 
 import torch
 
 from oracles.gpucases import sums_of_slices
+from soapstone.cost.profiler import device_at_hand
 from soapstone.errors import TrainingError
 from soapstone.machine import preset
 from soapstone.runtime.recording import Recorder, gathered_spans
 from soapstone.runtime.staging import Queued
 from soapstone.runtime.wire import Wire
+from soapstone.validation.crowding import Crowding, measured_crowding
 from soapstone.validation.traffic import Traffic, measured_traffic
 
 
@@ -51,6 +55,27 @@ def summing_aside(rank: int, size: int) -> list[Any]:
 def traffic_seen(rank: int, size: int) -> Traffic:
     """What ranks measure of their messages and sums."""
     return measured_traffic(Wire(rank, size), preset(f"cpu:1x{size}"))
+
+
+def crowding_seen(rank: int, size: int, folder: str) -> Crowding:
+    """What ranks measure of three made-up operators: one that takes the same whoever is at it, one that takes
+    longer the more ranks are (each leaves a file where the others see it), and one that a single rank has."""
+    own = Path(folder) / str(rank)
+
+    def steady() -> float:
+        sleep(0.01)
+        return 0.001
+
+    def crowded() -> float:
+        own.touch()
+        sleep(0.01)
+        sleep(0.01 * len(list(Path(folder).iterdir())))
+        own.unlink()
+        return 0.001
+
+    runs: dict[str, Callable[[], float]] = {"steady": steady, "crowded": crowded}
+    runs |= {"odd": steady} if rank == 0 else {}
+    return measured_crowding(device_at_hand("cpu", threads=2), Wire(rank, size), runs)
 
 
 def disagreeing(rank: int, size: int) -> str:

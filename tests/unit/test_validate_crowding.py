@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from oracles.ranks import Ranks
+from oracles.wirecases import crowding_seen
 
 from soapstone.validation.crowding import busy_devices, crowded
 
@@ -34,14 +38,31 @@ def one_by_one(durations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_those_who_compute_together_are_slower() -> None:
-    seconds, nothing, all_compute = np.ones(2), np.zeros(2), np.ones(2, dtype=bool)
-    together = crowded(seconds, nothing, all_compute, (0.5, 1.0), side_by_side)
-    apart = crowded(seconds, nothing, all_compute, (0.5, 1.0), one_by_one)
+    """Each in its own way: the second task takes as long alone as among others."""
+    levels_s = np.array([[0.5, 1.0], [1.0, 1.0]])
+    nothing, all_compute = np.zeros(2), np.ones(2, dtype=bool)
+    together, two = crowded(levels_s, nothing, all_compute, side_by_side)
+    apart, one = crowded(levels_s, nothing, all_compute, one_by_one)
     assert together == pytest.approx([1.0, 1.0])
-    assert apart == pytest.approx([0.5, 0.5])
+    assert two == pytest.approx([2.0, 2.0])
+    assert apart == pytest.approx([0.5, 1.0])
+    assert one == pytest.approx([1.0, 1.0])
 
 
 def test_messages_crowd_nobody() -> None:
-    seconds, messages_s = np.array([1.0, 0.0]), np.array([0.0, 1.0])
-    found = crowded(seconds, messages_s, np.array([True, False]), (0.5, 1.0), side_by_side)
+    levels_s, messages_s = np.array([[0.5, 0.0], [1.0, 0.0]]), np.array([0.0, 1.0])
+    found, _ = crowded(levels_s, messages_s, np.array([True, False]), side_by_side)
     assert found == pytest.approx([0.5, 0.0])
+
+
+def test_operators_are_crowded_each_in_its_own_way(tmp_path: Path) -> None:
+    """Alone the second one takes 20 ms, with another rank at it 30; what not all ranks have is not timed."""
+    ranks = Ranks(2)
+    first, second = ranks.run(crowding_seen, 2, str(tmp_path))
+    ranks.close()
+    assert first == second
+    assert set(first.operators) == {"steady", "crowded"}
+    assert first.operators["steady"][0] == pytest.approx(1.0, abs=0.2)
+    assert first.operators["crowded"][0] == pytest.approx(2 / 3, abs=0.2)
+    assert first.of("odd") == first.usual
+    assert first.launching == (1.0, 1.0)

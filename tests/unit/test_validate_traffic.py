@@ -113,6 +113,25 @@ def test_sums_that_are_asked_for_together_take_what_was_measured_so(graph: Graph
     assert share.min() >= 0.25 - 1e-9
 
 
+def test_the_latency_of_a_sum_passes_while_it_waits() -> None:
+    """Only where sums are apart, and never more of it than there is."""
+    wide = load("mlp:features=2048,hidden=2048,layers=6", devices=2).captured().graph  # of several buckets
+    plan = plan_of(data_parallel(wide, MACHINE))
+    slow = {2: ((1024, 1000.0, 1000.0),)}  # so that one is asked for before the last is over
+    together, apart = (parts_of(plan, COSTS, traffic=Traffic((1.0,), slow, delay=d)) for d in (None, 0.0))
+    there = together.latency_s > 0
+    share = apart.latency_s[there] / together.latency_s[there]
+    assert share.max() == pytest.approx(1.0)
+    assert share.min() == 0.0
+
+
+def test_messages_have_the_latency_that_was_measured(graph: Graph) -> None:
+    plan = plan_of(random_strategy(graph, 2, Random(0)))
+    usual, late = (parts_of(plan, COSTS, traffic=Traffic(latency=factor)) for factor in (1.0, 3.0))
+    is_sum = [task.kind is TaskKind.ALL_REDUCE for task in usual.tasks.tasks]
+    assert late.latency_s == pytest.approx(np.where(is_sum, 1.0, 3.0) * usual.latency_s)
+
+
 def test_a_message_takes_time_of_both_its_ends(graph: Graph) -> None:
     plan = plan_of(random_strategy(graph, 2, Random(0)))
     usual, busy = (parts_of(plan, COSTS, traffic=Traffic(message_s=s)) for s in (0.0, 1.0))
@@ -120,13 +139,14 @@ def test_a_message_takes_time_of_both_its_ends(graph: Graph) -> None:
 
 
 def test_what_was_measured_before_and_after_lies_between() -> None:
-    before = Traffic((1.0, 2.0), {2: ((1024, 1.0, 1.0),)}, {2: 1.0}, 0.1, 1e-4)
-    after = Traffic((4.0, 8.0), {2: ((1024, 9.0, 4.0),)}, {2: 4.0}, 0.4, 4e-4)
+    before = Traffic((1.0, 2.0), {2: ((1024, 1.0, 1.0),)}, {2: 1.0}, 0.1, 1e-4, 1.0, 1.0)
+    after = Traffic((4.0, 8.0), {2: ((1024, 9.0, 4.0),)}, {2: 4.0}, 0.4, 4e-4, 4.0, 9.0)
     found = between(before, after)
     assert found.messages == (2.0, 4.0)
     assert found.sums == {2: ((1024, 3.0, 2.0),)}
     assert (found.latencies, found.delay) == ({2: 2.0}, 0.2)
     assert found.message_s == pytest.approx(2e-4)
+    assert (found.beyond, found.latency) == (2.0, 3.0)
     assert between(AS_THE_MACHINE_SAYS, AS_THE_MACHINE_SAYS) == AS_THE_MACHINE_SAYS
 
 
@@ -138,6 +158,7 @@ def test_all_ranks_see_the_same_traffic(ranks: Ranks) -> None:
     factors = [factor for _, *both in first.sums[2] for factor in both]
     assert min(*first.messages, *first.latencies.values(), *factors, first.delay) > 0
     assert 0 <= first.message_s < 1
+    assert min(first.beyond, first.latency) > 0
 
 
 def test_every_second_strategy_is_half_of_each_kind(graph: Graph) -> None:

@@ -173,12 +173,13 @@ class Profiler:
                 self.launched.setdefault(work, []).append(found)
         return True
 
-    def runnable(self, candidate: Candidate) -> Callable[[], None] | None:
-        """A function that runs a candidate once, forward and backward; None if it cannot be run."""
+    def runnable(self, candidate: Candidate) -> Callable[[], float] | None:
+        """A function that runs a candidate as often as one batch has it, and gives the seconds that this
+        thread took to ask for that; None if it cannot be run."""
         with contextlib.suppress(*_FAILURES):
             runs = _Runs(candidate, self.device)
-            runs.once()
-            return runs.once
+            runs.prepare()
+            return runs.again
         return None
 
     def measure_scratch(self, candidate: Candidate) -> None:
@@ -298,8 +299,8 @@ class _Runs:
 
     def measured(self) -> tuple[list[float], list[float]]:
         """Seconds of a run in each batch, forward and backward; no backward where there is none."""
-        once_s = self._warmed_up()
-        runs = self._runs = max(1, min(MOST_RUNS, int(BATCH_S / max(once_s, 1e-7)), self._room()))
+        once_s = self.prepare()
+        runs = self._runs
         batches = max(2, min(BATCHES, int(LONGEST_S / max(once_s * runs, 1e-7))))
         forward_s, backward_s = [], []
         self._launching_s = ([], [])
@@ -363,11 +364,14 @@ class _Runs:
             raise MemoryError(f"{self.size_bytes} bytes do not fit")
         return room
 
-    def _warmed_up(self) -> float:
+    def prepare(self) -> float:
+        """Warm up, and see how many runs a batch has; the seconds of one."""
         self._room()
         for _ in range(2):
             self._batch(1)
-        return sum(self._batch(1))
+        once_s = sum(self._batch(1))
+        self._runs = max(1, min(MOST_RUNS, int(BATCH_S / max(once_s, 1e-7)), self._room()))
+        return once_s
 
     def _batch(self, runs: int) -> tuple[float, float]:
         """Seconds of so many forward runs, and of their backward runs."""
@@ -392,9 +396,11 @@ class _Runs:
         self._settle()
         return forward_s, clock() - start
 
-    def once(self) -> None:
-        """One forward and backward run."""
-        self._batch(1)
+    def again(self) -> float:
+        """Another batch, forward and backward; the seconds until all of it had been asked for."""
+        self._launching_s = ([], [])
+        self._batch(self._runs)
+        return sum(map(sum, self._launching_s))
 
     def scratch_bytes(self) -> tuple[int, int, int]:
         """What a forward run takes at most, beyond what it leaves, and a backward run, beyond gradients; and

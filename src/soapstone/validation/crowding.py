@@ -1,15 +1,18 @@
 """What ranks of one computer take from each other while they compute: caches, memory, cores.
 
 Operators are measured by all ranks at once, as in a data-parallel step. Where few ranks compute, each is
-faster; where there are more ranks than cores, they wait for each other, which a rank's own clock does not
-see. So the model's longest operators are timed with one rank at them, with two, and so on. A task then takes
-the time that belongs to the number of ranks that compute while it runs, which the simulated timeline tells.
+faster, by how much depends on the operator: products of matrices hardly, passes over memory and weights that
+would stay in a cache by a fifth. Where there are more ranks than cores, they wait for each other, which a
+rank's own clock does not see. So the model's longest operators are timed with one rank at them, with two, and
+so on, and on GPUs launching them too. A task then takes the time that belongs to the number of ranks that
+compute while it runs, which the simulated timeline tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from statistics import median
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
@@ -18,7 +21,7 @@ from numpy.typing import NDArray
 
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.candidates import Candidate
-from soapstone.cost.profiler import Device, Profiler
+from soapstone.cost.profiler import BATCH_S, Device, Profiler
 from soapstone.machine import DeviceKind
 from soapstone.runtime.wire import Wire
 
@@ -31,73 +34,109 @@ STREAM_BYTES = 4 * 2**20
 
 MOST_WORKS = 8
 LONGEST_S = 0.1
-"""[choice] So many operators stand for all, the longest first; one run of all of them takes about this long
-at most."""
+"""[choice] So many operators are timed, the longest first; one run of all of them takes about this long at
+most."""
 
 ROUNDS = 4
 """[choice] How often times and numbers of busy ranks are worked out from each other."""
 
-Work = Callable[[], None]
+Run = Callable[[], float]
+"""Runs an operator a few times; the seconds that it took to ask for that."""
+
+
+@dataclass(frozen=True)
+class Crowding:
+    """What operators take with 1, 2, ... ranks at work, relative to what the profiler's clock tells with all
+    of them at work: in general, and some by name; and the same of launching."""
+
+    usual: tuple[float, ...] = (1.0,)
+    operators: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    launching: tuple[float, ...] = (1.0,)
+
+    def of(self, op_name: str) -> tuple[float, ...]:
+        """An operator's."""
+        return self.operators.get(op_name, self.usual)
+
+
+NO_CROWDING = Crowding()
 
 
 def standing_for_all(
     profiler: Profiler, candidates: Iterable[Candidate], costs: AnalyticCosts, kind: DeviceKind
-) -> list[Work]:
-    """Runs of the operators that take most of the time; the same on all ranks."""
+) -> dict[str, Run]:
+    """Runs of the operators that take longest, each at its longest; the same on all ranks, but for what one
+    of them cannot run."""
     lasting = [(sum(costs.compute_s(work, kind) for work in each.works), each) for each in candidates]
-    works: list[Work] = []
+    runs: dict[str, Run] = {}
     left_s = LONGEST_S
     for seconds, candidate in sorted(lasting, key=lambda each: -each[0]):
-        if seconds <= left_s and len(works) < MOST_WORKS:
-            left_s -= seconds
-            work = profiler.runnable(candidate)
-            works += [] if work is None else [work]
-    return works
+        name = candidate.node.op_name
+        if name not in runs and seconds <= left_s and len(runs) < MOST_WORKS:
+            left_s -= max(seconds, BATCH_S)
+            run = profiler.runnable(candidate)
+            runs |= {} if run is None else {name: run}
+    return runs
 
 
-def measured_crowding(device: Device, wire: Wire, works: Sequence[Work] = ()) -> tuple[float, ...]:
-    """By real time, what a task takes with 1, 2, ... ranks at work, relative to what the profiler's clock
-    tells with all of them at work. Numbers of ranks take turns, so that what else the computer does falls on
-    all of them alike."""
+def measured_crowding(device: Device, wire: Wire, runs: Mapping[str, Run]) -> Crowding:
+    """By real time, what operators take with 1, 2, ... ranks at work. Numbers of ranks take turns, so that
+    what else the computer does falls on all of them alike."""
     if wire.size == 1:
-        return (1.0,)
-    todo = list(works) or [_made_up(wire.device)]
-    ratios: list[list[float]] = [[] for _ in range(wire.size)]
-    for number in range(REPEATS + 2):
-        taken = [_timed(todo, busy, device.clock, wire) for busy in range(1, wire.size + 1)]
-        _, reference_s = taken[-1]
-        for found, (real_s, _) in zip(ratios, taken, strict=True):
-            if number >= 2:
-                found.append(real_s / max(reference_s, 1e-9))
-    own = torch.tensor([median(found) for found in ratios], dtype=torch.float64)
-    first = wire.shared(own if wire.rank == 0 else None, own.shape, own.dtype, 0, "crowding")
-    return tuple(float(f"{number:.3g}") for number in first.tolist())
+        return NO_CROWDING
+    told = wire.told_by_all(json.dumps(list(runs)), "operators that are timed")
+    shared = set(runs).intersection(*map(json.loads, told))
+    todo = {name: run for name, run in runs.items() if name in shared} or {"": _made_up(wire.device)}
+    found = np.array(
+        [
+            [[_timed(run, busy, device.clock, wire) for run in todo.values()] for busy in _levels(wire)]
+            for _ in range(REPEATS + 2)
+        ]
+    )  # by repeat, ranks at work, operator: real, by the clock, asking for it
+    real_s, clock_s, asking_s = np.moveaxis(found[2:], -1, 0)
+    everyone_s = np.maximum(clock_s[:, -1:], 1e-9)
+    all_asking_s = np.maximum(asking_s.sum(-1)[:, -1:], 1e-9)
+    own = np.vstack(
+        [
+            np.median(real_s.sum(-1) / everyone_s.sum(-1), axis=0),
+            np.median(asking_s.sum(-1) / all_asking_s, axis=0),
+            np.median(real_s / everyone_s, axis=0).T,
+        ]
+    )
+    tensor = torch.from_numpy(own)
+    first = wire.shared(tensor if wire.rank == 0 else None, tensor.shape, tensor.dtype, 0, "crowding")
+    rows = [tuple(float(f"{number:.3g}") for number in row) for row in first.tolist()]
+    usual, launching, *others = rows
+    operators = dict(zip(todo, others, strict=True)) if shared else {}
+    return Crowding(usual, operators, launching if device.is_cuda else (1.0,) * wire.size)
 
 
-def _made_up(place: torch.device) -> Work:
+def _levels(wire: Wire) -> range:
+    return range(1, wire.size + 1)
+
+
+def _made_up(place: torch.device) -> Run:
     rows = ROWS[place.type]
     a, b = torch.rand(rows, rows, device=place), torch.rand(STREAM_BYTES // 4, device=place)
 
-    def work() -> None:
+    def run() -> float:
+        start = perf_counter()
         torch.mm(a, a)
         b.mul(2.0)
+        asked_s = perf_counter() - start
         if place.type == "cuda":
             torch.cuda.synchronize()
+        return asked_s
 
-    return work
+    return run
 
 
-def _timed(works: Sequence[Work], busy: int, clock: Callable[[], float], wire: Wire) -> tuple[float, float]:
-    """Real seconds of the works on this rank, and by the clock, while so many ranks are at them; a rank that
-    is not goes on at once."""
+def _timed(run: Run, busy: int, clock: Callable[[], float], wire: Wire) -> tuple[float, float, float]:
+    """Real seconds of a run on this rank, by the clock, and of asking for it, while so many ranks are at it;
+    a rank that is not goes on at once."""
     wire.meet("crowding")
     real_s, clock_s = perf_counter(), clock()
-    if wire.rank < busy:
-        for work in works:
-            work()
-    found = (perf_counter() - real_s, clock() - clock_s)
-    wire.meet("crowding")
-    return found
+    asking_s = run() if wire.rank < busy else 0.0
+    return perf_counter() - real_s, clock() - clock_s, asking_s
 
 
 def busy_devices(start_s: Floats, end_s: Floats) -> Floats:
@@ -120,20 +159,21 @@ def under_way(start_s: Floats, end_s: Floats, from_s: Floats, to_s: Floats) -> F
 
 
 def crowded(
-    seconds: Floats,
+    levels_s: Floats,
     rest_s: Floats,
     is_compute: NDArray[np.bool_],
-    crowding: Sequence[float],
     simulated: Callable[[Floats], tuple[Floats, Floats]],
-) -> Floats:
-    """The compute times of tasks among others. `seconds` are the profile's, `rest_s` the durations of all
-    that is no computing, and `simulated` gives the starts and ends for durations."""
-    if len(crowding) == 1:
-        return seconds * crowding[0]
-    levels = np.arange(1, len(crowding) + 1)
-    factor = np.where(is_compute, crowding[-1], 1.0)
+) -> tuple[Floats, Floats]:
+    """The compute times of tasks among others, and how many devices are busy meanwhile. `levels_s` has a row
+    for 1, 2, ... devices at work, with what each task takes then; `rest_s` are the durations of all that is
+    no computing, and `simulated` gives the starts and ends for durations."""
+    seconds, busy = levels_s[-1], np.ones_like(rest_s)
+    columns, most = np.arange(len(rest_s)), len(levels_s) - 1
     for _ in range(ROUNDS):
-        start_s, end_s = simulated(seconds * factor + rest_s)
-        busy = busy_devices(start_s[is_compute], end_s[is_compute])
-        factor[is_compute] = np.interp(busy, levels, crowding)
-    return np.asarray(seconds * factor, dtype=np.float64)
+        start_s, end_s = simulated(seconds + rest_s)
+        busy[is_compute] = busy_devices(start_s[is_compute], end_s[is_compute])
+        place = np.clip(busy - 1.0, 0.0, most)
+        low = np.floor(place).astype(np.int64)
+        high, part = np.minimum(low + 1, most), place - low
+        seconds = levels_s[low, columns] * (1.0 - part) + levels_s[high, columns] * part
+    return seconds, busy

@@ -45,7 +45,7 @@ from soapstone.tasks.build import task_graph
 from soapstone.tasks.exchange import Exchange, Move, Pattern
 from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, Key, Task, TaskGraph, TaskKind
 from soapstone.validation.calibrating import Calibration
-from soapstone.validation.crowding import ROUNDS, crowded, under_way
+from soapstone.validation.crowding import NO_CROWDING, ROUNDS, Crowding, crowded, under_way
 from soapstone.validation.holding import NOTHING, Measured, beside, copied_parts, whole_inputs
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
 
@@ -132,7 +132,7 @@ class Parts:
 def parts_of(
     plan: Plan,
     costs: AnalyticCosts,
-    crowding: Sequence[float] = (1.0,),
+    crowding: Crowding = NO_CROWDING,
     measured: Measured = NOTHING,
     *,
     launches: Launches | None = None,
@@ -167,7 +167,7 @@ def parts_of(
     of_bytes, among, of_latency = _sum_factors(plain, ran.led_by, traffic)
     of_size = np.array([traffic.of_message(task.size_bytes) for task in plain.tasks])
     wire_s *= np.where(is_sum, of_bytes, traffic.messages[0] * of_size)
-    latency_s *= of_latency
+    latency_s *= np.where(is_sum, of_latency, traffic.latency)
     if shares_memory:
         wire_s = _copied_by_devices(plain, ends, wire_s)
     for member, leader in ran.led_by.items():
@@ -196,11 +196,15 @@ def parts_of(
         start_s, end_s, _ = native.simulate(np.concatenate([durations, threads]), *flat)
         return start_s[:count], end_s[:count]
 
-    own_s += _adding_s(plain, timeline, machine, costs)
-    seconds = crowded(own_s, wire_s + latency_s, is_compute, crowding, simulated)
+    levels_s = np.outer(crowding.usual, own_s)
+    if crowding.operators:
+        levels_s = _crowded_apart(strategy, machine, costs, launches, crowding) * is_compute
+    levels_s += np.outer(crowding.usual, _adding_s(plain, timeline, machine, costs))
+    seconds, busy = crowded(levels_s, wire_s + latency_s, is_compute, simulated)
+    launching_s *= np.interp(busy, np.arange(1, len(crowding.launching) + 1), crowding.launching)
     if not shares_memory:
         kinds = _Kinds(~is_compute & ~is_sum, is_sum, flat[0][: len(full)], tasks.after)
-        wire_s = _in_traffic(wire_s, seconds + latency_s, kinds, traffic, among, simulated)
+        wire_s, latency_s = _in_traffic(wire_s, latency_s, seconds, kinds, traffic, among, simulated)
     return Parts(
         tasks,
         seconds,
@@ -242,6 +246,23 @@ def _launched(
     return np.array(found[0]), np.array(found[1])
 
 
+def _crowded_apart(
+    strategy: Strategy, machine: Machine, costs: AnalyticCosts, launches: Launches | None, crowding: Crowding
+) -> Floats:
+    """For 1, 2, ... devices at work what each task takes, where operators are crowded each in its own way."""
+    kind = machine.devices[0].kind
+
+    def taken_s(level: int) -> list[float]:
+        def of_pass(work: Work) -> float:
+            own_s = costs.compute_s(work, kind) if launches is None else launches.of(work).kernels_s
+            return own_s * crowding.of(work.op_name)[level]
+
+        counting = _Counting(of_pass, lambda *update: costs.update_s(*update) * crowding.usual[level])
+        return [task.duration_s for task in task_graph(strategy, machine, counting).tasks]
+
+    return np.array([taken_s(level) for level in range(len(crowding.usual))])
+
+
 def _with_launching(tasks: TaskGraph, flat: tuple[Any, ...]) -> tuple[Any, ...]:
     """The tasks for the native simulator, and after them the launching of each compute task, which one thread
     of each device does in the order of its tasks."""
@@ -258,25 +279,30 @@ def _with_launching(tasks: TaskGraph, flat: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _in_traffic(
     wire_s: Floats,
-    rest_s: Floats,
+    latency_s: Floats,
+    compute_s: Floats,
     kinds: _Kinds,
     traffic: Traffic,
     among: Floats,
     simulated: Callable[[Floats], tuple[Floats, Floats]],
-) -> Floats:
-    """The times of bytes, with all that is under way meanwhile. `wire_s` are those of each message or sum by
-    itself, `rest_s` the durations of all that is no bytes, `among` what a sum takes where another is asked
-    for too, as a part of what it takes by itself."""
+) -> tuple[Floats, Floats]:
+    """The times of bytes and the latencies, with all that is under way meanwhile. `wire_s` are the times of
+    each message or sum by itself, `among` what a sum takes where another is asked for too, as a part of
+    that. Where sums are apart, the latency of one passes while it waits for the one before: so several
+    at once were measured."""
     levels = [each / traffic.messages[0] for each in traffic.messages]
     places = np.arange(1, len(levels) + 1)
     message, total = kinds.is_message, kinds.is_sum
-    factor = np.ones_like(wire_s)
+    factor, left = np.ones_like(wire_s), np.ones_like(wire_s)
     for _ in range(ROUNDS):
-        start_s, end_s = simulated(wire_s * factor + rest_s)
+        start_s, end_s = simulated(wire_s * factor + latency_s * left + compute_s)
         spans = start_s[message], end_s[message]
         factor[message] = np.interp(under_way(*spans, *spans), places, levels)
         factor[total] = 1.0
         ready_s = kinds.ready_s(end_s)
+        if traffic.delay is not None:
+            waited_s = (start_s - ready_s)[total]
+            left[total] = 1.0 - np.clip(waited_s / np.maximum(latency_s[total], 1e-30), 0.0, 1.0)
         for resource in np.unique(kinds.resource[total]):
             own = total & (kinds.resource == resource)
             asked = under_way(ready_s[own], end_s[own], start_s[own], end_s[own]) - 1.0
@@ -285,7 +311,7 @@ def _in_traffic(
             for some, others in ((message, total), (total, message)):
                 count = under_way(start_s[others], end_s[others], start_s[some], end_s[some])
                 factor[some] *= 1.0 + traffic.delay * np.clip(count / len(levels), 0.0, 1.0)
-    return wire_s * factor
+    return wire_s * factor, latency_s * left
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,9 @@ class Traffic:
     """Times of bytes relative to the machine's: of messages by how many are under way at once (one, two,
     ...), and of sums by the number of ranks and the bytes, alone and among others; latencies of sums by the
     number of ranks; the part of its time by which a sum delays a message and a message a sum, None where
-    links carry both, one after the other; what a message takes of the thread at each of its ends; and how
-    much longer the bytes of a message take beyond those of a large one."""
+    links carry both, one after the other; what a message takes of the thread at each of its ends; how much
+    longer the bytes of a message take beyond those of a large one; and the latency of messages, relative to
+    the machine's."""
 
     messages: tuple[float, ...] = (1.0,)
     sums: dict[int, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)
@@ -54,6 +55,7 @@ class Traffic:
     delay: float | None = None
     message_s: float = 0.0
     beyond: float = 1.0
+    latency: float = 1.0
 
     def of_message(self, size_bytes: int) -> float:
         """How much longer the bytes of a message of this size take than those of smaller ones."""
@@ -90,13 +92,15 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
     wire.prepare([range(count) for count in counts])
     are_apart = wire.backend != "memory"  # where ranks add up themselves, one sum follows the other
     sums = {count: _sums(wire, machine, count, are_apart=are_apart) for count in counts}
+    message_s = _message_s(wire)
     return Traffic(
         tuple(messages),
         {count: factors for count, (_, factors) in sums.items()},
         {count: latency for count, (latency, _) in sums.items()},
         _delay(wire) if are_apart else None,
-        _message_s(wire),
+        message_s,
         _beyond(wire) if are_apart else 1.0,
+        _latency(wire, machine, message_s) if are_apart else 1.0,
     )
 
 
@@ -123,6 +127,7 @@ def between(first: Traffic, second: Traffic) -> Traffic:
         None if first.delay is None or second.delay is None else mean(first.delay, second.delay),
         sqrt(first.message_s * second.message_s),
         mean(first.beyond, second.beyond),
+        mean(first.latency, second.latency),
     )
 
 
@@ -155,6 +160,25 @@ def _message_s(wire: Wire) -> float:
     tags = [tag for tag in range(1, 2 * MANY) if tag % wire.size][:MANY]
     few_s, many_s = (timed(wire, partial(_around, wire, tensor, wire.size, t))[0] for t in (tags[:1], tags))
     return float(f"{max(many_s - few_s, 0.0) / (MANY - 1) / 2:.3g}")
+
+
+def _latency(wire: Wire, machine: Machine, message_s: float) -> float:
+    """How long a message of no bytes is on its way, beside what it takes of its ends, relative to what the
+    machine says: by one that each rank hands on to the next once it is there."""
+    tensor = torch.zeros(NO_BYTES // 4, device=wire.device)
+    seconds, _ = timed(wire, partial(_handed_on, wire, tensor))
+    return _digits((seconds / wire.size - 2 * message_s) / machine.latency(0, 1))
+
+
+def _handed_on(wire: Wire, tensor: torch.Tensor) -> None:
+    before, after = (wire.rank - 1) % wire.size, (wire.rank + 1) % wire.size
+    coming = wire.receive(tensor.shape, tensor.dtype, before, 1, "message")
+    if wire.rank:
+        tensor = coming.wait().add(1.0)
+    wire.send(tensor, after, 1, "message")
+    if not wire.rank:
+        coming.wait()
+    wire.settle()
 
 
 def _around(wire: Wire, tensor: torch.Tensor, busy: int, tags: Sequence[int]) -> None:

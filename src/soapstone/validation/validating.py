@@ -28,7 +28,7 @@ from soapstone.runtime.profiling import measured_at_once, shared_profile
 from soapstone.runtime.wire import Wire
 from soapstone.validation.calibrating import Calibration, calibrated
 from soapstone.validation.comparing import Account, Compared, Summary, accounts, summary
-from soapstone.validation.crowding import measured_crowding, standing_for_all
+from soapstone.validation.crowding import NO_CROWDING, Crowding, measured_crowding, standing_for_all
 from soapstone.validation.drawing import Drawn, drawn
 from soapstone.validation.holding import NOTHING, Measured
 from soapstone.validation.parts import parts_of
@@ -84,10 +84,10 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     found = drawn(graph, machine, costs, wanted.strategies, wanted.seed, wanted.given(graph))
     if len(found) < 2:
         raise TrainingError(f"model '{graph.name}' has no two strategies on machine '{machine.name}'")
-    told, crowding, memory, traffic = None, (1.0,), NOTHING, AS_THE_MACHINE_SAYS
+    told, crowding, memory, traffic = None, NO_CROWDING, NOTHING, AS_THE_MACHINE_SAYS
     if wanted.costs == "measured":
-        costs, memory, told = _measured(found, wanted, wire, show)
-        crowding, traffic = tuple(told["crowding"]), measured_traffic(wire, machine)
+        costs, memory, crowding, told = _measured(found, wanted, wire, show)
+        traffic = measured_traffic(wire, machine)
     plans = [_plan(each, machine, costs) for each in found]
     model = model_of(source, graph, captured.constants, wire.device)
     seen = ran(plans, model, wire, wanted.steps, lambda done: show(done, "strategies run"))
@@ -140,8 +140,9 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
 
 def _measured(
     found: Sequence[Drawn], wanted: Wanted, wire: Wire, show: Show
-) -> tuple[AnalyticCosts, Measured, dict[str, Any]]:
-    """Costs measured by all ranks at once, what operators take of memory, and what to tell of both."""
+) -> tuple[AnalyticCosts, Measured, Crowding, dict[str, Any]]:
+    """Costs measured by all ranks at once, what operators take of memory, what ranks take from each other,
+    and what to tell of it all."""
     kind = wanted.machine.devices[0].kind
     device = device_at_hand(wire.device.type, kind.name, threads_of_a_rank(wanted.machine), wire.size)
     prepare(device)
@@ -158,16 +159,16 @@ def _measured(
     profile = shared_profile(profiler.profile, wire)
     off = held_out(profile.times)
     costs = MeasuredCosts(profiles={kind.name: profile})
-    works = standing_for_all(profiler, todo[:done], costs, kind)
+    crowding = measured_crowding(device, wire, standing_for_all(profiler, todo[:done], costs, kind))
     told = {
         "shards": len(todo),
         "measured": done,
         "failed": dict(profiler.failed),
-        "crowding": measured_crowding(device, wire, works),
+        "crowding": asdict(crowding),
         "held_out_median": None if off is None else off.median,
         "held_out_worst": None if off is None else off.worst,
     }
-    return costs, Measured(profiler.scratch_bytes, profiler.kept_bytes), told
+    return costs, Measured(profiler.scratch_bytes, profiler.kept_bytes), crowding, told
 
 
 def _launches(costs: AnalyticCosts, machine: Machine) -> Launches:
