@@ -41,7 +41,7 @@ TRUST = 10.0
 """[choice] How much more the factors of compute and bandwidth cost: operators were measured one by one, and
 messages and sums among others."""
 
-PRIOR_PER_S = {"overhead_s": 3e4, "message_s": 5e3, "wake_s": 1e3, "step_s": 12.5}
+PRIOR_PER_S = {"overhead_s": 3e4, "message_s": 5e4, "wake_s": 1e3, "step_s": 12.5}
 """[choice] What seconds cost, of that: an operator's own overhead is in its measured time, to which the
 runtime adds microseconds ([measured] `bench/runtime.py`), and a pipeline has many times as many operators as
 other strategies; what a message takes of its ends is measured; a step has hundreds of all of these."""

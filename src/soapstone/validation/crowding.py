@@ -85,7 +85,7 @@ def measured_crowding(device: Device, wire: Wire, runs: Mapping[str, Run]) -> Cr
         return NO_CROWDING
     told = wire.told_by_all(json.dumps(list(runs)), "operators that are timed")
     shared = set(runs).intersection(*map(json.loads, told))
-    todo = {name: run for name, run in runs.items() if name in shared} or {"": _made_up(wire.device)}
+    todo = {name: runs[name] for name in sorted(shared)} or {"": _made_up(wire.device)}
     found = np.array(
         [
             [[_timed(run, busy, device.clock, wire) for run in todo.values()] for busy in _levels(wire)]
