@@ -224,7 +224,7 @@ class Op:
         keywords = {**self.attrs, "count": 7}
         try:
             meaning = scalar.traced(
-                self.finish, ["sum", *extra], **{k: keywords[k] for k in _keywords(self.finish)}
+                self.finish, ["sum", *extra], **{k: keywords[k] for k in keywords_of(self.finish)}
             )
         except (TypeError, KeyError):
             return False
@@ -250,7 +250,7 @@ class Op:
             "count": summed_points(shard.signature),
             "stats": stats,
         }
-        result = self.torch(*operands, **{name: given[name] for name in _keywords(self.torch)})
+        result = self.torch(*operands, **{name: given[name] for name in keywords_of(self.torch)})
         return tuple(result) if isinstance(result, tuple | list) else (result,)
 
     def slices(self, operands: Sequence[Any], shard: Shard) -> list[Any]:
@@ -312,14 +312,14 @@ class Op:
     @cached_property
     def body_knows_place(self) -> bool:
         """Whether the body's meaning depends on the coordinates of the point."""
-        return self.body is not None and "at" in _keywords(self.body)
+        return self.body is not None and "at" in keywords_of(self.body)
 
     def _scalar_keywords(
         self, function: Callable[..., Any], signature: Signature, point: Mapping[str, int], attrs: Attrs
     ) -> dict[str, Any]:
         known = {"at": point, "count": summed_points(signature), "shapes": signature.shapes}
         given = {**self.complete(attrs), **known}
-        return {name: given[name] for name in _keywords(function)}
+        return {name: given[name] for name in keywords_of(function)}
 
     def bytes_touched(
         self, signature: Signature, item_bytes: Sequence[int], out_bytes: Sequence[int], shard: IterationBox
@@ -360,6 +360,7 @@ def _takes_any_number(function: Callable[..., Any]) -> bool:
 
 
 @cache
-def _keywords(function: Callable[..., Any]) -> list[str]:
+def keywords_of(function: Callable[..., Any]) -> list[str]:
+    """What a function of an operator is given by name."""
     parameters = inspect.signature(function).parameters.values()
     return [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]

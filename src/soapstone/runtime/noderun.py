@@ -3,7 +3,6 @@ once."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from soapstone.graph import Node
-from soapstone.ops.op import Shard, summed_points
+from soapstone.ops.op import Shard, keywords_of, summed_points
 
 Read = Callable[[], Any]
 """Gives an operand."""
@@ -24,12 +23,8 @@ class NodeRun:
         self.node, self.op, self.shard = node, node.op, shard
         self.seed = 0  # set anew before each step, for an operator that draws random numbers
         self.reads: list[Read] = []
-        self.operands: list[Any] = []
-        wanted = {
-            name
-            for name, p in inspect.signature(self.op.torch).parameters.items()
-            if p.kind is p.KEYWORD_ONLY
-        }
+        self.operands: list[Any] = []  # between the parts of a node whose shards share statistics (`seams`)
+        wanted = keywords_of(self.op.torch)
         given = {**self.op.complete(node.attrs), "shard": shard, "count": summed_points(shard.signature)}
         self.keywords: dict[str, Any] = {name: value for name, value in given.items() if name in wanted}
         self.takes_stats = "stats" in wanted

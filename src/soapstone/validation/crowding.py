@@ -1,11 +1,11 @@
 """What ranks of one computer take from each other while they compute: caches, memory, cores.
 
 Operators are measured by all ranks at once, as in a data-parallel step. Where few ranks compute, each is
-faster, by how much depends on the operator: products of matrices hardly, passes over memory and weights that
-would stay in a cache by a fifth. Where there are more ranks than cores, they wait for each other, which a
-rank's own clock does not see. So the model's longest operators are timed with one rank at them, with two, and
-so on, and on GPUs launching them too. A task then takes the time that belongs to the number of ranks that
-compute while it runs, which the simulated timeline tells.
+faster, by how much depends on the operator: products of matrices hardly, passes over memory by a quarter to a
+half. Where there are more ranks than cores, they wait for each other, which a rank's own clock does not see.
+So the model's longest operators are timed with one rank at them, with two, and so on, and on GPUs launching
+them too. A task then takes the time that belongs to the number of ranks that compute while it runs, which the
+simulated timeline tells.
 """
 
 from __future__ import annotations
@@ -86,9 +86,10 @@ def measured_crowding(device: Device, wire: Wire, runs: Mapping[str, Run]) -> Cr
     told = wire.told_by_all(json.dumps(list(runs)), "operators that are timed")
     shared = set(runs).intersection(*map(json.loads, told))
     todo = {name: runs[name] for name in sorted(shared)} or {"": _made_up(wire.device)}
+    levels = range(1, wire.size + 1)
     found = np.array(
         [
-            [[_timed(run, busy, device.clock, wire) for run in todo.values()] for busy in _levels(wire)]
+            [[_timed(run, busy, device.clock, wire) for run in todo.values()] for busy in levels]
             for _ in range(REPEATS + 2)
         ]
     )  # by repeat, ranks at work, operator: real, by the clock, asking for it
@@ -108,10 +109,6 @@ def measured_crowding(device: Device, wire: Wire, runs: Mapping[str, Run]) -> Cr
     usual, launching, *others = rows
     operators = dict(zip(todo, others, strict=True)) if shared else {}
     return Crowding(usual, operators, launching if device.is_cuda else (1.0,) * wire.size)
-
-
-def _levels(wire: Wire) -> range:
-    return range(1, wire.size + 1)
 
 
 def _made_up(place: torch.device) -> Run:

@@ -165,9 +165,12 @@ def _message_s(wire: Wire) -> float:
 def _latency(wire: Wire, machine: Machine, message_s: float) -> float:
     """How long a message of no bytes is on its way, beside what it takes of its ends, relative to what the
     machine says: by one that each rank hands on to the next once it is there."""
+    said_s = machine.latency(0, 1)
+    if not said_s:  # a machine file may say so, and no factor helps
+        return 1.0
     tensor = torch.zeros(NO_BYTES // 4, device=wire.device)
     seconds, _ = timed(wire, partial(_handed_on, wire, tensor))
-    return _digits((seconds / wire.size - 2 * message_s) / machine.latency(0, 1))
+    return _digits((seconds / wire.size - 2 * message_s) / said_s)
 
 
 def _handed_on(wire: Wire, tensor: torch.Tensor) -> None:
