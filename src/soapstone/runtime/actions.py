@@ -31,7 +31,7 @@ class Backward:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """Post this rank's part of a move: receives first, then sends."""
+    """Post this rank's part of a move: sends, then receives."""
 
     task: int
     arrivals: Sequence[Arrival] = field(default_factory=list)

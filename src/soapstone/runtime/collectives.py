@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 USED: Mapping[str, frozenset[Pattern]] = MappingProxyType(
     {
         "memory": frozenset({Pattern.ALL_REDUCE}),
+        "belts": frozenset({Pattern.ALL_REDUCE}),
         "gloo": frozenset({Pattern.ALL_REDUCE, Pattern.ALL_TO_ALL}),
         "nccl": frozenset(Pattern) - {Pattern.TRANSFER},
     }

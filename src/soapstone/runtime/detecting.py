@@ -44,6 +44,8 @@ def usual_ranks(device: str) -> int:
 
 def backend_name(wire: Wire) -> str:
     """What carries messages between the ranks."""
+    if wire.belts is not None:
+        return "belts in pinned memory"
     if wire.mailbox is None:
         return str(dist.get_backend())
     return "shared memory" if wire.backend == "memory" else "gloo, shared memory within a computer"
@@ -81,19 +83,17 @@ def _there_and_back(wire: Wire, tensor: torch.Tensor, a: int, b: int) -> None:
     if wire.rank not in (a, b):
         return
     other = b if wire.rank == a else a
-    pending = wire.receive(tensor.shape, tensor.dtype, other, 1, "message")
-    if wire.rank == b:
-        pending.wait()
-    wire.send(tensor, other, 1, "message")
     if wire.rank == a:
-        pending.wait()
+        wire.send(tensor, other, 1, "message")
+    wire.receive(tensor.shape, tensor.dtype, other, 1, "message").wait()
+    if wire.rank == b:
+        wire.send(tensor, other, 1, "message")
     wire.settle()
 
 
 def _round(wire: Wire, tensor: torch.Tensor) -> None:
-    pending = wire.receive(tensor.shape, tensor.dtype, (wire.rank - 1) % wire.size, 2, "message")
     wire.send(tensor, (wire.rank + 1) % wire.size, 2, "message")
-    pending.wait()
+    wire.receive(tensor.shape, tensor.dtype, (wire.rank - 1) % wire.size, 2, "message").wait()
     wire.settle()
 
 

@@ -153,10 +153,10 @@ class Executor:
             case Exchanged() if action.pattern is not Pattern.TRANSFER:
                 post(action, self.wire)
             case Exchanged():
-                for arrival in action.arrivals:
-                    arrival.post(self.wire)
                 for departure in action.departures:
                     departure.post(self.wire)
+                for arrival in action.arrivals:
+                    arrival.post(self.wire)
             case SumGradients():
                 if self._sums_gradients:
                     self._sum(action)

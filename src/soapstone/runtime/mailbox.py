@@ -109,7 +109,7 @@ class Mailbox:
         self.ranks = frozenset(memories)
         self._own = memories[rank]
         self._index = {other: i for i, other in enumerate(sorted(memories))}
-        self._end = self._own.blocks
+        self._end, self._limit = self._own.blocks, self._own.size_bytes
         self._blocks: dict[int, deque[int]] = {}
         self._kept: set[int] = set()
         self._posted = dict.fromkeys(memories, 0)
@@ -207,7 +207,7 @@ class Mailbox:
         if used and native.word_load(self._own.address + used[0]) == 0:
             used.rotate(-1)
             return used[-1]
-        if self._end + size_bytes > self._own.size_bytes:
+        if self._end + size_bytes > self._limit:
             raise TrainingError(
                 "messages between the ranks of this computer take more memory than it has: take a smaller"
                 " batch or fewer ranks"
@@ -215,6 +215,12 @@ class Mailbox:
         block, self._end = self._end, self._end + size_bytes
         used.append(block)
         return block
+
+    def reserved(self, size_bytes: int) -> int:
+        """Whole pages of every rank's memory that are none of a block's, at the same place in each if all
+        ranks ask for the same: where they begin."""
+        self._limit = (self._limit - size_bytes) // PAGE * PAGE
+        return self._limit
 
     # -- waiting ------------------------------------------------------------------------------------
 

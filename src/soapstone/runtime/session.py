@@ -1,8 +1,7 @@
 """Joining the other ranks: those that torchrun or `soapstone train` started, or none.
 
-One rank for each device of the plan. gloo serves CPUs, whose ranks share memory within a computer
-(`mailbox`), and GPUs that several ranks share (messages are then staged in host memory); NCCL serves ranks
-that have a GPU each.
+One rank for each device of the plan. gloo serves CPUs and GPUs that several ranks share, and within a
+computer they leave messages in shared memory (`mailbox`, `belts`); NCCL serves ranks that have a GPU each.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from soapstone.errors import TrainingError
 from soapstone.machine.heap import keep_freed_memory
+from soapstone.runtime.belts import local_belts
 from soapstone.runtime.mailbox import local_mailbox
 from soapstone.runtime.wire import TIMEOUT_S, Wire
 
@@ -50,13 +50,18 @@ def joined(device: str = "cpu", timeout_s: float = TIMEOUT_S) -> Wire:
     if not dist.is_initialized():
         return Wire(device=place, timeout_s=timeout_s)
     rank, size = dist.get_rank(), dist.get_world_size()
-    mailbox = None
-    if device == "cpu" and size > 1 and os.environ.get(SHARING, "1") != "0":
+    mailbox, belts = None, None
+    is_shared = device == "cpu" or dist.get_backend() == "gloo"
+    if is_shared and size > 1 and os.environ.get(SHARING, "1") != "0":
+        store = dist.distributed_c10d._get_default_store()
         try:
-            mailbox = local_mailbox(rank, dist.distributed_c10d._get_default_store())
+            mailbox = local_mailbox(rank, store)
+            if mailbox is not None and device == "cuda":
+                belts = local_belts(mailbox, place, store)
+                mailbox = None
         except RuntimeError as error:  # a rank has gone meanwhile
             raise TrainingError(_not_found(error, timeout_s)) from error
-    return Wire(rank, size, place, timeout_s, mailbox)
+    return Wire(rank, size, place, timeout_s, mailbox, belts)
 
 
 def _not_found(error: BaseException, timeout_s: float) -> str:

@@ -3,8 +3,9 @@
 What torch.distributed asks of its users, and this module sees to: a tensor that is sent is contiguous,
 and it and its Work live until the send is done; a receive has room for exactly what comes; process
 groups are made by all ranks in the same order, and once (each costs milliseconds, threads and file
-descriptors). On GPUs that gloo serves, messages are staged in host memory (`staging`). CPU ranks of one
-computer leave messages and sums for each other in memory that they share (`mailbox`).
+descriptors). Ranks of one computer leave messages and sums for each other in memory that they share: CPU
+ranks do so themselves (`mailbox`), GPUs that are shared do it beside their computing (`belts`). What gloo
+carries for GPUs is staged in host memory (`staging`).
 
 A wait that fails, because a rank is gone or because nothing came in time, says what it was for; rank 0
 asks the others what they were waiting for and says it in one sentence.
@@ -26,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from soapstone.errors import TrainingError
+from soapstone.runtime.belts import Belts
 from soapstone.runtime.mailbox import IN_PARTS_BYTES, Letter, Mailbox
 from soapstone.runtime.staging import Staging
 
@@ -119,6 +121,47 @@ class Lent(Pending):
         self.work.give_back()
 
 
+class Carried(Pending):
+    """A message or sum that the GPU itself waits for: what is launched after `wait` comes after it."""
+
+    __slots__ = ("mark",)
+
+    def __init__(self, wire: Wire, mark: Any, buffer: Tensor, what: str) -> None:
+        super().__init__(wire, None, buffer, what)
+        self.mark = mark
+
+    def wait(self) -> Tensor:
+        """The tensor, for what is launched from now on. Whoever wants to know when it is there, waits."""
+        if self.on_done is not None:
+            start = perf_counter()
+            self.mark.synchronize()
+            self.wire.waited_s += perf_counter() - start
+            self.on_done()
+        torch.cuda.current_stream(self.wire.device).wait_event(self.mark)
+        return self.buffer
+
+
+class Told(Pending):
+    """A sum of few numbers that the host is to know, over GPUs of one computer."""
+
+    __slots__ = ("belts", "copied")
+
+    def __init__(self, wire: Wire, belts: Belts, tensor: Tensor, ready: Any, what: str) -> None:
+        self.belts = belts
+        staged, self.copied = belts.told(tensor, ready)
+        super().__init__(wire, None, staged, what)
+
+    def wait(self) -> Tensor:
+        """The sum, once it is there."""
+        try:
+            self.belts.reach(self.copied, self.wire.timeout_s)
+            ranks = sorted(self.belts.ranks)
+            self.belts.mailbox.sum_up(self.buffer, ranks, 0, self.wire.timeout_s).wait()
+        except RuntimeError as error:
+            raise self.wire.failure(self.what, error) from error
+        return self.wire.brought(self.buffer)
+
+
 class Returned(Pending):
     """A sum that comes back to the memory of what was added up."""
 
@@ -198,6 +241,7 @@ class Wire:
         device: torch.device | None = None,
         timeout_s: float = TIMEOUT_S,
         mailbox: Mailbox | None = None,
+        belts: Belts | None = None,
     ) -> None:
         self.rank, self.size, self.timeout_s = rank, size, timeout_s
         self.device = device or torch.device("cpu")
@@ -206,9 +250,11 @@ class Wire:
         self.host = torch.device("cpu") if backend == "gloo" else self.device
         is_staged = self.device.type == "cuda" and self.host.type == "cpu" and size > 1
         self._staging = Staging(self.device) if is_staged else None
-        self.mailbox = mailbox
+        self.mailbox, self.belts = mailbox, belts
         if mailbox is not None and len(mailbox.ranks) == size:
             self.backend = "memory"
+        if belts is not None and len(belts.ranks) == size:
+            self.backend = "belts"
         self._groups: dict[tuple[int, ...], Any] = {}
         self._channels: dict[tuple[int, ...], int] = {}
         self._lanes: dict[tuple[int, ...], Iterator[Any]] = {}
@@ -255,7 +301,7 @@ class Wire:
         """Make the process groups that will be needed; every rank must ask for the same ones."""
         for ranks in sorted({tuple(sorted(group)) for group in groups}):
             self._channels.setdefault(ranks, 1 + len(self._channels))
-            if ranks not in self._groups and self.backend != "memory":
+            if ranks not in self._groups and self.backend not in ("memory", "belts"):
                 what = f"the group of ranks {', '.join(map(str, ranks))}"
                 made = [
                     self._posted(what, dist.new_group, list(ranks), timeout=timedelta(seconds=self.timeout_s))
@@ -268,6 +314,9 @@ class Wire:
         if self.mailbox is not None and peer in self.mailbox.ranks:
             self._posted(what, self.mailbox.send, tensor.detach(), peer, tag, self.timeout_s)
             return
+        if self.belts is not None and peer in self.belts.ranks:
+            self.belts.send(tensor.detach(), peer)
+            return
         staged, work = self._out(tensor, what, dist.isend, peer, tag=tag)
         self._sent.append(Pending(self, work, staged, f"rank {peer} to take '{what}'"))
 
@@ -276,6 +325,9 @@ class Wire:
         told = f"'{what}' from rank {peer}"
         if self.mailbox is not None and peer in self.mailbox.ranks:
             return Lent(self, self.mailbox.receive(peer, tag, self.timeout_s), shape, dtype, told)
+        if self.belts is not None and peer in self.belts.ranks:
+            room = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+            return Carried(self, self.belts.receive(room, peer), room, told)
         buffer = self._room(shape, dtype)
         work = self._posted(what, dist.irecv, buffer, peer, tag=tag)
         return Pending(self, work, buffer, told)
@@ -288,6 +340,9 @@ class Wire:
         told = f"the sum of '{what}' over ranks {', '.join(map(str, ranks))}"
         if self.mailbox is not None and self.mailbox.ranks.issuperset(ranks):
             return self._summed(tensor, ranks, self._channels[tuple(sorted(ranks))], what, told)
+        if self.belts is not None and self.belts.ranks.issuperset(ranks):
+            flat = tensor.detach().contiguous()
+            return Carried(self, self.belts.sum_up(flat.view(-1), ranks, ready), flat, told)
 
         def under_way(part: Tensor, group: Any) -> Pending:
             staged, work = self._out(part, what, dist.all_reduce, ready=ready, group=group, async_op=True)
@@ -360,6 +415,8 @@ class Wire:
         told = f"the sum of '{what}' over all ranks"
         if self.backend == "memory":
             return self._summed(tensor, range(self.size), 0, what, told)
+        if self.belts is not None and self.backend == "belts":
+            return Told(self, self.belts, tensor, ready, told)
         staged, work = self._out(tensor, what, dist.all_reduce, ready=ready, async_op=True)
         return Pending(self, work, staged, told)
 
@@ -443,6 +500,8 @@ class Wire:
 
     def failure(self, what: str, error: BaseException) -> TrainingError:
         """What to say when a wait failed; rank 0 says it for all."""
+        if self.belts is not None:
+            self.belts.let_go()
         others, failed = self._said_by_others(what, "timed out" in str(error).lower())
         if failed:
             return TrainingError("; ".join(f"rank {rank}: {failed[rank]}" for rank in sorted(failed)))

@@ -11,8 +11,8 @@ in the simulated timeline. The factors are `Calibration`'s.
 
 A GPU computes while its rank launches the next operators and sees to messages. So there a task is two: its
 kernels (`compute * seconds`), and launching them, by a thread that does so for one task after the other and
-waits for messages (all else, and what launching takes by the profile). Kernels begin when the thread comes to
-their task, and who needs the task waits for both.
+waits for messages, unless the GPU itself does (all else, and what launching takes by the profile). Kernels
+begin when the thread comes to their task, and who needs the task waits for both.
 
 Where ranks share memory (`runtime.mailbox`) the devices copy messages themselves: half of `wire` is the
 sender's, at the task after which it gives the message away, and half the receiver's, at the task before which
@@ -188,7 +188,7 @@ def parts_of(
         own_s, launching_s = _launched(strategy, machine, costs, launches)
     flat = _flat(tasks, has_links=not shares_memory, sums_apart=traffic.delay is not None)
     if launches is not None:
-        flat = _with_launching(tasks, flat)
+        flat = _with_launching(tasks, flat, awaits_messages=backend != "belts")
 
     def simulated(durations: Floats) -> tuple[Floats, Floats]:
         count = len(durations)
@@ -263,14 +263,17 @@ def _crowded_apart(
     return np.array([taken_s(level) for level in range(len(crowding.usual))])
 
 
-def _with_launching(tasks: TaskGraph, flat: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_launching(tasks: TaskGraph, flat: tuple[Any, ...], *, awaits_messages: bool) -> tuple[Any, ...]:
     """The tasks for the native simulator, and after them the launching of each compute task, which one thread
-    of each device does in the order of its tasks."""
+    of each device does in the order of its tasks, once their messages are there where it waits for them."""
     resource, _, _, count = flat
     computing = [i for i, task in enumerate(tasks.tasks) if task.kind in COMPUTE_KINDS]
     thread = {i: len(tasks.tasks) + n for n, i in enumerate(computing)}
     rows = [[*after, *(thread[i] for i in after if i in thread)] for after in tasks.after]
-    rows += [[thread.get(i, i) for i in tasks.after[number]] for number in computing]
+    rows += [
+        [thread.get(i, i) for i in tasks.after[number] if awaits_messages or i in thread]
+        for number in computing
+    ]
     lengths = [len(row) for row in rows]
     begin = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     after = np.array([before for row in rows for before in row], dtype=np.int32)

@@ -175,26 +175,25 @@ def _latency(wire: Wire, machine: Machine, message_s: float) -> float:
 
 def _handed_on(wire: Wire, tensor: torch.Tensor) -> None:
     before, after = (wire.rank - 1) % wire.size, (wire.rank + 1) % wire.size
-    coming = wire.receive(tensor.shape, tensor.dtype, before, 1, "message")
-    if wire.rank:
-        tensor = coming.wait().add(1.0)
-    wire.send(tensor, after, 1, "message")
     if not wire.rank:
-        coming.wait()
+        wire.send(tensor, after, 1, "message")
+    tensor = wire.receive(tensor.shape, tensor.dtype, before, 1, "message").wait().add(1.0)
+    if wire.rank:
+        wire.send(tensor, after, 1, "message")
     wire.settle()
 
 
 def _around(wire: Wire, tensor: torch.Tensor, busy: int, tags: Sequence[int]) -> None:
     """The first ranks send to those that are so many places after them."""
+    if wire.rank < busy:
+        for tag in tags:
+            wire.send(tensor, (wire.rank + tag) % wire.size, tag, "message")
     givers = {tag: (wire.rank - tag) % wire.size for tag in tags}
     coming = [
         wire.receive(tensor.shape, tensor.dtype, giver, tag, "message")
         for tag, giver in givers.items()
         if giver < busy
     ]
-    if wire.rank < busy:
-        for tag in tags:
-            wire.send(tensor, (wire.rank + tag) % wire.size, tag, "message")
     for pending in coming:
         pending.wait()
     wire.settle()
