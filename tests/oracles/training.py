@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from oracles import beltcases
 from oracles.ranks import TIMEOUT_S, Ranks
 from soapstone.frontends.capture import Captured, capture
 from soapstone.frontends.zoo import ZOO
@@ -36,6 +37,7 @@ class Recipe:
     arguments: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.01, "momentum": 0.9})
     options: Options = field(default_factory=Options)
     decay: float | None = None  # of the learning rate, by each step
+    by_belts: bool = False  # whether messages go as those of GPUs that ranks share
 
     def optimizer_of(self, parameters: Any) -> torch.optim.Optimizer:
         """The optimizer for these parameters."""
@@ -166,6 +168,9 @@ def trainer_of(
     mailbox = local_mailbox(rank, dist.distributed_c10d._get_default_store()) if shares else None
     assert shares == (mailbox is not None) or os.environ["LOCAL_WORLD_SIZE"] == "1"
     wire = Wire(rank, size, torch.device(device), TIMEOUT_S, mailbox)
+    if recipe.by_belts:
+        assert mailbox is not None
+        wire = Wire(rank, size, torch.device(device), TIMEOUT_S, belts=beltcases.belts_of(mailbox))
     return Trainer(plan, state, parameters, recipe.optimizer_of, wire, recipe.options)
 
 

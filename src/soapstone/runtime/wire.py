@@ -28,6 +28,7 @@ from torch import Tensor
 
 from soapstone.errors import TrainingError
 from soapstone.runtime.belts import Belts
+from soapstone.runtime.lanes import Mark
 from soapstone.runtime.mailbox import IN_PARTS_BYTES, Letter, Mailbox
 from soapstone.runtime.staging import Staging
 
@@ -126,7 +127,7 @@ class Carried(Pending):
 
     __slots__ = ("mark",)
 
-    def __init__(self, wire: Wire, mark: Any, buffer: Tensor, what: str) -> None:
+    def __init__(self, wire: Wire, mark: Mark, buffer: Tensor, what: str) -> None:
         super().__init__(wire, None, buffer, what)
         self.mark = mark
 
@@ -137,7 +138,7 @@ class Carried(Pending):
             self.mark.synchronize()
             self.wire.waited_s += perf_counter() - start
             self.on_done()
-        torch.cuda.current_stream(self.wire.device).wait_event(self.mark)
+        self.mark.hold_back()
         return self.buffer
 
 
@@ -326,8 +327,8 @@ class Wire:
         if self.mailbox is not None and peer in self.mailbox.ranks:
             return Lent(self, self.mailbox.receive(peer, tag, self.timeout_s), shape, dtype, told)
         if self.belts is not None and peer in self.belts.ranks:
-            room = torch.empty(tuple(shape), dtype=dtype, device=self.device)
-            return Carried(self, self.belts.receive(room, peer), room, told)
+            room, mark = self.belts.receive(shape, dtype, peer)
+            return Carried(self, mark, room, told)
         buffer = self._room(shape, dtype)
         work = self._posted(what, dist.irecv, buffer, peer, tag=tag)
         return Pending(self, work, buffer, told)
@@ -433,6 +434,8 @@ class Wire:
 
     def settle(self) -> None:
         """Wait until all that was sent has left."""
+        if self.belts is not None:
+            self.belts.settle()
         sent, self._sent = self._sent, []
         for message in sent:
             message.wait()

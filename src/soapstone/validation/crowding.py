@@ -141,12 +141,15 @@ def busy_devices(start_s: Floats, end_s: Floats) -> Floats:
     return np.clip(under_way(start_s, end_s, start_s, end_s), 1.0, None)
 
 
-def under_way(start_s: Floats, end_s: Floats, from_s: Floats, to_s: Floats) -> Floats:
-    """How many of some tasks run in each of the spans, on average."""
+def under_way(
+    start_s: Floats, end_s: Floats, from_s: Floats, to_s: Floats, weight: Floats | None = None
+) -> Floats:
+    """How many of some tasks run in each of the spans, on average; each counts as one, or by its weight."""
     if not len(start_s):
         return np.zeros_like(from_s)
     moments = np.concatenate([start_s, end_s])
-    steps = np.concatenate([np.ones_like(start_s), -np.ones_like(end_s)])
+    each = np.ones_like(start_s) if weight is None else weight
+    steps = np.concatenate([each, -each])
     order = np.argsort(moments, kind="stable")
     at, busy = moments[order], np.cumsum(steps[order])
     area = np.concatenate([[0.0], np.cumsum(busy[:-1] * np.diff(at))])

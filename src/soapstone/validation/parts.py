@@ -51,6 +51,9 @@ from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
 
 Floats = NDArray[np.float64]
 
+BUS_ROUNDS = 8
+"""[choice] How often times and what else is under way are worked out from each other, each time half way."""
+
 ADDED_BYTES_PER_BYTE = 3.0
 """[choice] Adding one gradient to another reads both and writes one."""
 
@@ -142,7 +145,7 @@ def parts_of(
     """The parts of a plan's durations; `crowding` says what ranks take from each other, `measured` what
     operators take of memory, `launches` what GPUs take of the threads that launch their kernels (None where
     there are none), `backend` what carries messages (`Wire.backend`), and `traffic` what bytes take."""
-    shares_memory = backend == "memory"
+    shares_memory, on_a_bus = backend == "memory", backend == "belts"
     strategy, machine = plan.strategy, plan.machine
     plain = task_graph(strategy, machine, costs)
     timeline = simulate(plain)
@@ -166,7 +169,7 @@ def parts_of(
     is_sum = np.array([task.kind is TaskKind.ALL_REDUCE for task in plain.tasks])
     of_bytes, among, of_latency = _sum_factors(plain, ran.led_by, traffic)
     of_size = np.array([traffic.of_message(task.size_bytes) for task in plain.tasks])
-    wire_s *= np.where(is_sum, of_bytes, traffic.messages[0] * of_size)
+    wire_s *= np.where(is_sum, of_bytes, of_size * (1.0 if on_a_bus else traffic.messages[0]))
     latency_s *= np.where(is_sum, of_latency, traffic.latency)
     if shares_memory:
         wire_s = _copied_by_devices(plain, ends, wire_s)
@@ -186,9 +189,14 @@ def parts_of(
     launching_s = np.zeros_like(own_s)
     if launches is not None:
         own_s, launching_s = _launched(strategy, machine, costs, launches)
-    flat = _flat(tasks, has_links=not shares_memory, sums_apart=traffic.delay is not None)
+    if on_a_bus:
+        flat = _flat(tasks, _lanes(plain, len(machine.devices)))
+    else:
+        flat = _flat(
+            tasks, _carriers(tasks, has_links=not shares_memory, sums_apart=traffic.delay is not None)
+        )
     if launches is not None:
-        flat = _with_launching(tasks, flat, awaits_messages=backend != "belts")
+        flat = _with_launching(tasks, flat, awaits_messages=not on_a_bus)
 
     def simulated(durations: Floats) -> tuple[Floats, Floats]:
         count = len(durations)
@@ -202,7 +210,10 @@ def parts_of(
     levels_s += np.outer(crowding.usual, _adding_s(plain, timeline, machine, costs))
     seconds, busy = crowded(levels_s, wire_s + latency_s, is_compute, simulated)
     launching_s *= np.interp(busy, np.arange(1, len(crowding.launching) + 1), crowding.launching)
-    if not shares_memory:
+    if on_a_bus:
+        kinds = _Kinds(~is_compute & ~is_sum, is_sum, flat[0][: len(full)], tasks.after)
+        wire_s, latency_s = _on_a_bus(wire_s, latency_s, seconds, kinds, _flows(plain), traffic, simulated)
+    elif not shares_memory:
         kinds = _Kinds(~is_compute & ~is_sum, is_sum, flat[0][: len(full)], tasks.after)
         wire_s, latency_s = _in_traffic(wire_s, latency_s, seconds, kinds, traffic, among, simulated)
     return Parts(
@@ -315,6 +326,48 @@ def _in_traffic(
                 count = under_way(start_s[others], end_s[others], start_s[some], end_s[some])
                 factor[some] *= 1.0 + traffic.delay * np.clip(count / len(levels), 0.0, 1.0)
     return wire_s * factor, latency_s * left
+
+
+def _on_a_bus(
+    wire_s: Floats,
+    latency_s: Floats,
+    compute_s: Floats,
+    kinds: _Kinds,
+    flows: Floats,
+    traffic: Traffic,
+    simulated: Callable[[Floats], tuple[Floats, Floats]],
+) -> tuple[Floats, Floats]:
+    """The times of bytes and the latencies where all that is under way shares one bus evenly. `flows` says of
+    how many messages at once a task stands for, and for a sum, how many hops it has."""
+    levels = np.array(traffic.messages)
+    message, total = kinds.is_message, kinds.is_sum
+    sent = message | total
+    weight = np.where(message, flows, 1.0)[sent]
+    factor, left = np.ones_like(wire_s), np.ones_like(wire_s)
+    for _ in range(BUS_ROUNDS):
+        start_s, end_s = simulated(wire_s * factor + latency_s * left + compute_s)
+        spans = start_s[sent], end_s[sent]
+        found = np.ones_like(wire_s)
+        found[sent] = np.maximum(under_way(*spans, *spans, weight), weight)
+        slower = np.interp(found, np.arange(1, len(levels) + 1), levels)
+        slower *= np.maximum(found / len(levels), 1.0)
+        now = np.where(message, slower / flows, np.maximum(found / np.maximum(flows, 1.0), 1.0))
+        factor[sent] = np.sqrt(factor * now)[sent]
+        waited_s = (start_s - kinds.ready_s(end_s))[total]
+        left[total] = 1.0 - np.clip(waited_s / np.maximum(latency_s[total], 1e-30), 0.0, 1.0)
+    return wire_s * factor, latency_s * left
+
+
+def _flows(tasks: TaskGraph) -> Floats:
+    """For each message how many it stands for, where a collective is made of messages; for each hop of a sum,
+    how many hops there are. One for all else."""
+    found = np.ones(len(tasks.tasks))
+    for number, task in enumerate(tasks.tasks):
+        if task.kind not in COMPUTE_KINDS:
+            move = _move(tasks, task)
+            is_one = move.pattern is Pattern.TRANSFER
+            found[number] = len(move.devices) - (task.kind is not TaskKind.ALL_REDUCE) if not is_one else 1
+    return found
 
 
 @dataclass(frozen=True)
@@ -452,9 +505,9 @@ def _meets(tasks: TaskGraph, led: set[Key]) -> Floats:
     )
 
 
-def _flat(tasks: TaskGraph, *, has_links: bool, sums_apart: bool) -> tuple[Any, ...]:
-    """The tasks for the native simulator; where there are no links, no message waits for another, and where
-    sums are apart, none for a sum."""
+def _carriers(tasks: TaskGraph, *, has_links: bool, sums_apart: bool) -> tuple[NDArray[np.int32], int]:
+    """What carries each task out, by number, and how many there are. Where there are no links, no message
+    waits for another, and where sums are apart, none for a sum."""
     numbers = {name: i for i, name in enumerate(tasks.resources)}
     resource = np.array([numbers[task.resource] for task in tasks.tasks], dtype=np.int32)
     count = len(tasks.resources)
@@ -465,7 +518,28 @@ def _flat(tasks: TaskGraph, *, has_links: bool, sums_apart: bool) -> tuple[Any, 
     elif sums_apart:
         resource[[task.kind is TaskKind.ALL_REDUCE for task in tasks.tasks]] += count
         count *= 2
+    return resource, count
+
+
+def _lanes(tasks: TaskGraph, devices: int) -> tuple[NDArray[np.int32], int]:
+    """What carries each task out where there are belts: one for the messages of each two devices in each
+    direction, and one for the sums of each device."""
+    numbers = {name: i for i, name in enumerate(tasks.resources)}
+    found, count = [], len(tasks.resources)
+    for task in tasks.tasks:
+        if task.kind in COMPUTE_KINDS:
+            found.append(numbers[task.resource])
+            continue
+        ends, hop = _move(tasks, task).devices, task.key[-1]
+        sender, receiver = ends[hop], ends[(hop + 1) % len(ends)]
+        is_sum = task.kind is TaskKind.ALL_REDUCE
+        found.append(count + sender * (devices + 1) + (devices if is_sum else receiver))
+    return np.array(found, dtype=np.int32), count + devices * (devices + 1)
+
+
+def _flat(tasks: TaskGraph, carriers: tuple[NDArray[np.int32], int]) -> tuple[Any, ...]:
+    """The tasks for the native simulator."""
     lengths = [len(after) for after in tasks.after]
     begin = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     after = np.array([before for row in tasks.after for before in row], dtype=np.int32)
-    return resource, begin, after, count
+    return carriers[0], begin, after, carriers[1]

@@ -9,7 +9,7 @@ strategies, relative to what the machine says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import log, sqrt
@@ -67,17 +67,22 @@ class Traffic:
         and if it is one of several."""
         if not self.sums:
             return 1.0, 1.0
-        sizes, alone, among = zip(*self.sums[_nearest(self.sums, count)], strict=True)
-        at, places = log(max(1, size_bytes)), [log(size) for size in sizes]
-        return float(np.interp(at, places, alone)), float(np.interp(at, places, among))
+        at, counts = log(max(1, size_bytes)), sorted(self.sums)
+        alone, among = np.transpose([_at_size(at, self.sums[known]) for known in counts])
+        return float(np.interp(count, counts, alone)), float(np.interp(count, counts, among))
 
     def latency_of_sum(self, count: int) -> float:
         """How much longer than the machine says a sum of next to nothing takes."""
-        return self.latencies[_nearest(self.latencies, count)] if self.latencies else 1.0
+        if not self.latencies:
+            return 1.0
+        counts = sorted(self.latencies)
+        return float(np.interp(count, counts, [self.latencies[known] for known in counts]))
 
 
-def _nearest(known: Iterable[int], count: int) -> int:
-    return min(known, key=lambda each: abs(each - count))
+def _at_size(at: float, factors: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
+    sizes, alone, among = zip(*factors, strict=True)
+    places = [log(size) for size in sizes]
+    return float(np.interp(at, places, alone)), float(np.interp(at, places, among))
 
 
 AS_THE_MACHINE_SAYS = Traffic()
