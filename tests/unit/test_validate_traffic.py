@@ -51,8 +51,9 @@ def test_sums_of_other_sizes_lie_between_those_that_were_measured() -> None:
     )
     found = np.array([traffic.of_sum(2, size) for size in (0, 1024, 32 * 1024, 2**30)])
     assert found == pytest.approx(np.array([(1, 0.5), (1, 0.5), (2, 1.5), (3, 2.5)]))
-    assert traffic.of_sum(7, 2**30) == (5.0, 4.0)
-    assert [traffic.latency_of_sum(count) for count in (2, 3, 8)] == [1.5, 1.5, 4.0]
+    assert traffic.of_sum(5, 2**30) == pytest.approx((4.0, 3.25))  # half way between 2 and 8 ranks
+    assert traffic.of_sum(9, 2**30) == (5.0, 4.0)
+    assert [traffic.latency_of_sum(count) for count in (1, 2, 5, 8)] == [1.5, 1.5, 2.75, 4.0]
 
 
 def test_what_was_not_measured_is_as_the_machine_says(graph: Graph) -> None:

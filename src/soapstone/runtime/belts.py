@@ -41,14 +41,18 @@ BELTS_BYTES = 128 * 2**20
 """[choice] What may be on all belts of a rank for one use at once. What is more waits until there is room."""
 
 PER_RING = 8
-"""[choice] A message that is larger than this part of a ring goes in pieces of that size: the first is copied
-out while the next is copied in ([measured] four slices of an H200, sums of 16 MiB: 2.9 ms in pieces of 4 MiB,
-3.1 ms of 2 MiB).
+"""[choice] The largest piece of a message or sum is this part of a ring: one is copied out while the next is
+copied in ([measured] four slices of an H200, sums of 16 MiB: 2.9 ms in pieces of 4 MiB, 3.1 ms of 2 MiB).
 
 A receiver writes down how many pieces it has taken when they are as many bytes since the last time. A sender
 never waits in vain for that: when there is no room for a piece, the pieces from the one that has to be taken
 to the last one put are more than 5/8 of the ring, and within any 3/8 of it (these bytes, a piece, and what a
 piece left free at the end of the ring) the receiver writes."""
+
+IN_PIECES = 4
+LEAST_BYTES = 2**19
+"""[choice] A message goes in at least so many pieces, unless they are smaller than this: the first is on its
+way alone."""
 
 FEW_BYTES = 2**16
 """[choice] A sum of no more bytes than this is made by everyone."""
@@ -68,6 +72,12 @@ FAR = 2**30
 
 Piece = tuple[int, int]
 """Bytes in memory: their address, and how many there are."""
+
+
+def first_piece(size_bytes: int, most_bytes: int) -> int:
+    """The bytes of a message's first piece, and of all but the last, of so many at most."""
+    part = -(-size_bytes // IN_PIECES // PAGE) * PAGE
+    return min(size_bytes, most_bytes, max(part, LEAST_BYTES)) or most_bytes
 
 
 class Use(IntEnum):
@@ -137,7 +147,7 @@ class Belts:
         others = sorted(self.ranks - {self.rank})
         index = {rank: i for i, rank in enumerate(sorted(self.ranks))}
         ring_bytes = BELTS_BYTES // len(index) // (PER_RING * PAGE) * PER_RING * PAGE
-        self._piece_bytes = ring_bytes // PER_RING
+        self.piece_bytes = ring_bytes // PER_RING
         belt_bytes = PAGE + ring_bytes
         size_bytes = belt_bytes * len(index) * len(Use)
         start = mailbox.reserved(size_bytes)
@@ -163,7 +173,7 @@ class Belts:
         """Send a tensor that is made by what was launched before this."""
         tensor, lane = tensor.contiguous(), self._out[peer]
         lane.after(None)
-        for piece in self._pieces(tensor):
+        for piece in self._pieces(tensor, first_piece(tensor.nbytes, self.piece_bytes)):
             self._to[Use.MESSAGES, peer].put(piece, lane)
         lane.hold(tensor)
         self._sent.add(peer)
@@ -178,7 +188,7 @@ class Belts:
         """Receive a tensor: where it will be, and the mark at which it is there."""
         lane = self._in[peer]
         tensor = lane.room(shape, dtype)
-        for piece in self._pieces(tensor):
+        for piece in self._pieces(tensor, first_piece(tensor.nbytes, self.piece_bytes)):
             self._from[Use.MESSAGES, peer].take(piece, lane)
         return tensor, lane.mark()
 
@@ -216,7 +226,7 @@ class Belts:
             for rank, piece in each:
                 self._to[Use.GIVEN, rank].put(piece, self._give)
             given.append(self._give.mark())
-        for part in own.split(self._piece_bytes // flat.itemsize) if own.numel() else ():
+        for part in own.split(self.piece_bytes // flat.itemsize) if own.numel() else ():
             self._add(part, ranks)
             self._tell.after(self._take.mark())
             for rank in others:
@@ -245,7 +255,7 @@ class Belts:
     def _room(self, size_bytes: int) -> Tensor:
         """Memory for the parts of a sum, of which one is made after the other."""
         if self._adding is None:
-            self._adding = self._take.room((len(self.ranks) * self._piece_bytes,), torch.uint8)
+            self._adding = self._take.room((len(self.ranks) * self.piece_bytes,), torch.uint8)
         return self._adding[:size_bytes]
 
     def told(self, tensor: Tensor, ready: object | None) -> tuple[Tensor, Mark]:
@@ -273,9 +283,9 @@ class Belts:
             if now - start > timeout_s:
                 raise RuntimeError(f"timed out after {timeout_s:g} s")
 
-    def _pieces(self, tensor: Tensor) -> Sequence[Piece]:
-        """The bytes of a contiguous tensor, in pieces."""
-        first, size_bytes, most = tensor.data_ptr(), tensor.nbytes, self._piece_bytes
+    def _pieces(self, tensor: Tensor, most: int | None = None) -> Sequence[Piece]:
+        """The bytes of a contiguous tensor, in pieces of so many at most."""
+        first, size_bytes, most = tensor.data_ptr(), tensor.nbytes, most or self.piece_bytes
         if size_bytes <= most:
             return [(first, size_bytes)] if size_bytes else []
         return [(first + at, min(most, size_bytes - at)) for at in range(0, size_bytes, most)]

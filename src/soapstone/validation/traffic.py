@@ -19,6 +19,7 @@ import torch
 
 from soapstone.cost.analytic import collective_s
 from soapstone.machine import Machine
+from soapstone.runtime.belts import first_piece
 from soapstone.runtime.detecting import timed
 from soapstone.runtime.wire import Wire
 from soapstone.tasks.exchange import Pattern
@@ -46,8 +47,8 @@ class Traffic:
     ...), and of sums by the number of ranks and the bytes, alone and among others; latencies of sums by the
     number of ranks; the part of its time by which a sum delays a message and a message a sum, None where
     links carry both, one after the other; what a message takes of the thread at each of its ends; how much
-    longer the bytes of a message take beyond those of a large one; and the latency of messages, relative to
-    the machine's."""
+    longer the bytes of a message take beyond those of a large one; the latency of messages, relative to the
+    machine's; and the largest piece in which messages go by belts, 0 where they go whole."""
 
     messages: tuple[float, ...] = (1.0,)
     sums: dict[int, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)
@@ -56,11 +57,14 @@ class Traffic:
     message_s: float = 0.0
     beyond: float = 1.0
     latency: float = 1.0
+    piece_bytes: int = 0
 
     def of_message(self, size_bytes: int) -> float:
-        """How much longer the bytes of a message of this size take than those of smaller ones."""
+        """How much longer the bytes of a message of this size take than those of smaller ones; or than those
+        of a larger one, where it goes in pieces."""
         more = max(0, size_bytes - MESSAGE_BYTES[-1])
-        return 1.0 + (self.beyond - 1.0) * more / max(1, size_bytes)
+        beyond = 1.0 + (self.beyond - 1.0) * more / max(1, size_bytes)
+        return beyond * _in_pieces(size_bytes, self.piece_bytes) / max(1, size_bytes)
 
     def of_sum(self, count: int, size_bytes: int) -> tuple[float, float]:
         """How much longer than the machine says the bytes of a sum over so many ranks take, if it is alone
@@ -106,6 +110,7 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
         message_s,
         _beyond(wire) if are_apart else 1.0,
         _latency(wire, machine, message_s) if are_apart else 1.0,
+        0 if wire.belts is None else wire.belts.piece_bytes,
     )
 
 
@@ -133,6 +138,7 @@ def between(first: Traffic, second: Traffic) -> Traffic:
         sqrt(first.message_s * second.message_s),
         mean(first.beyond, second.beyond),
         mean(first.latency, second.latency),
+        first.piece_bytes,
     )
 
 
@@ -144,8 +150,14 @@ def _messages(wire: Wire, machine: Machine, busy: int) -> float:
         tensor = torch.zeros(size_bytes // 4, device=wire.device)
         seconds, _ = timed(wire, partial(_around, wire, tensor, busy, tags))
         taken.append(seconds / len(tags))
-    small, large = MESSAGE_BYTES
+    most_bytes = 0 if wire.belts is None else wire.belts.piece_bytes
+    small, large = (_in_pieces(size_bytes, most_bytes) for size_bytes in MESSAGE_BYTES)
     return _digits((taken[1] - taken[0]) / ((large - small) / machine.bandwidth(0, 1)))
+
+
+def _in_pieces(size_bytes: int, most_bytes: int) -> int:
+    """The bytes that a message takes the time of: its first piece is copied twice, and nothing beside it."""
+    return size_bytes + (first_piece(size_bytes, most_bytes) if most_bytes and size_bytes else 0)
 
 
 def _beyond(wire: Wire) -> float:
@@ -154,8 +166,9 @@ def _beyond(wire: Wire) -> float:
         timed(wire, partial(_around, wire, torch.zeros(size // 4, device=wire.device), wire.size, (1,)))[0]
         for size in (*MESSAGE_BYTES, LARGEST_BYTES)
     ]
-    small, large = MESSAGE_BYTES
-    first, last = (taken[1] - taken[0]) / (large - small), (taken[2] - taken[1]) / (LARGEST_BYTES - large)
+    most_bytes = 0 if wire.belts is None else wire.belts.piece_bytes
+    small, large, largest = (_in_pieces(size, most_bytes) for size in (*MESSAGE_BYTES, LARGEST_BYTES))
+    first, last = (taken[1] - taken[0]) / (large - small), (taken[2] - taken[1]) / (largest - large)
     return _digits(last / max(first, 1e-15))
 
 
