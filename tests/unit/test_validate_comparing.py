@@ -28,6 +28,7 @@ from soapstone.runtime.collectives import USED, chosen
 from soapstone.runtime.linking import Links, placed_blocks
 from soapstone.runtime.listing import listed
 from soapstone.runtime.order import execution_order
+from soapstone.runtime.ports import Inbox
 from soapstone.runtime.recording import recorded
 from soapstone.runtime.weights import Weights
 from soapstone.search.baselines import data_parallel, single_device
@@ -43,6 +44,7 @@ from soapstone.validation.comparing import Compared, accounts, kendall_tau, summ
 from soapstone.validation.drawing import drawn
 from soapstone.validation.holding import Measured
 from soapstone.validation.parts import parts_of
+from soapstone.validation.traffic import Traffic
 
 MACHINE, COSTS = preset("cpu:1x2"), AnalyticCosts()
 
@@ -278,6 +280,21 @@ def test_a_gpu_computes_while_the_next_operators_are_launched(graph: Graph) -> N
     assert slow.makespan_s(Calibration(overhead_s=0.1)) > 1.9 * slow.makespan_s(Calibration())
 
 
+def test_by_belts_launching_waits_for_no_message(graph: Graph) -> None:
+    """So it is done when the thread has come to it, and kernels wait for what they need."""
+    plan = plan_of(random_strategy(graph, 2, Random(1)))
+    slow = Traffic((1e6,))  # messages take as long as all else together
+    waiting, ahead = (
+        parts_of(plan, COSTS, launches=launches(0.0, 0.1), backend=backend, traffic=slow)
+        for backend in ("gloo", "belts")
+    )
+    alone = parts_of(plan, COSTS, launches=launches(0.0, 0.1), backend="belts", traffic=Traffic((1e-6,)))
+    apart_s = ahead.wire_s.max()
+    assert apart_s > 0
+    assert ahead.makespan_s(Calibration()) < waiting.makespan_s(Calibration())
+    assert ahead.makespan_s(Calibration()) > max(apart_s, alone.makespan_s(Calibration()))
+
+
 def test_launching_that_takes_no_time_changes_nothing(graph: Graph) -> None:
     for strategy in (data_parallel(graph, MACHINE), random_strategy(graph, 2, Random(1))):
         plan = plan_of(strategy)
@@ -382,6 +399,51 @@ def test_messages_are_those_that_ranks_post(graph: Graph, seed: int) -> None:
         own = [n for n, task in enumerate(tasks.tasks) if task.resource == device.name]
         sums = sum(key[2] == WEIGHT for key in tasks.exchanges)
         assert expected <= parts.messages[own].sum() <= expected + 2 * sums
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("model", ["lenet", "rnnlm"])
+def test_pieces_are_those_that_ports_cut_out_and_put_together(model: str, seed: int) -> None:
+    """For each device, of what its rank sends and of boxes to which something comes."""
+    own_graph = load(model, tiny=True, devices=2).captured().graph
+    strategy = zero(own_graph, MACHINE) if seed == 0 else random_strategy(own_graph, 2, Random(seed))
+    plan = plan_of(strategy)
+    parts = parts_of(plan, COSTS, backend="memory")
+    tasks = plan.simulated().tasks
+    moves, _ = chosen(tasks, USED["memory"], [(0, 1)])
+    for rank, device in enumerate(MACHINE.devices):
+        links = Links(strategy, tasks, rank, torch.device("cpu"), moves)
+        direct = [each for each in links.moves.values() if each.pattern is Pattern.TRANSFER]
+        cut = sum(
+            len(departure.outlets) > 1 or departure.outlets[0][1] is not None
+            for each in direct
+            for departure in each.departures
+        )
+        inboxes = [port for port in links.ports if isinstance(port, Inbox)]
+        put = sum(len(each.parts) for each in inboxes if len(each.parts) > 1 and each.arrivals)
+        own = [n for n, task in enumerate(tasks.tasks) if task.resource == device.name]
+        assert parts.pieces[own].sum() == cut + put
+    assert parts.pieces.sum() > 0
+    slower = parts_of(plan, COSTS, backend="memory", traffic=Traffic(part_s=1.0))
+    assert slower.durations(Calibration()).sum() == pytest.approx(
+        parts.durations(Calibration()).sum() + parts.pieces.sum()
+    )
+
+
+def test_what_no_task_makes_is_handed_over_before_the_first(graph: Graph) -> None:
+    """Under ZeRO both ranks give and take all weights before they compute."""
+    plan = plan_of(zero(graph, MACHINE))
+    parts, tasks = parts_of(plan, COSTS, backend="belts"), plan.simulated().tasks
+    start_s = plan.simulated().timeline.start_s
+    gathers = sum(
+        len(move.devices)
+        for key, exchange in tasks.exchanges.items()
+        for move in exchange.moves
+        if not any(tasks.after[tasks.ids[*key, m, 0]] for m in range(len(exchange.moves)))
+    )
+    for device in MACHINE.devices:
+        own = [n for n, task in enumerate(tasks.tasks) if task.resource == device.name]
+        assert parts.messages[min(own, key=lambda n: start_s[n])] >= gathers
 
 
 def test_devices_that_share_memory_copy_messages_themselves(graph: Graph) -> None:

@@ -9,7 +9,7 @@ import pytest
 from oracles.ranks import Ranks
 from oracles.wirecases import crowding_seen
 
-from soapstone.validation.crowding import busy_devices, crowded
+from soapstone.validation.crowding import busy_devices, crowded, under_way
 
 
 def test_busy_devices_are_counted_over_time() -> None:
@@ -25,6 +25,12 @@ def test_tasks_that_start_and_end_together_see_all_of_each_other() -> None:
 
 def test_a_task_of_no_length_is_by_itself() -> None:
     assert busy_devices(np.array([1.0]), np.array([1.0])) == pytest.approx([1.0])
+
+
+def test_some_count_for_more_than_one() -> None:
+    start_s, end_s = np.array([0.0, 0.0]), np.array([2.0, 1.0])
+    found = under_way(start_s, end_s, start_s, end_s, np.array([1.0, 3.0]))
+    assert found == pytest.approx([2.5, 4.0])
 
 
 def side_by_side(durations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -90,6 +90,32 @@ def test_messages_under_way_together_slow_each_other_down(graph: Graph) -> None:
     assert 1.0 < slower.max() <= 4.0
 
 
+def test_all_that_is_on_a_bus_shares_it(graph: Graph) -> None:
+    """By belts each takes longer by what is under way meanwhile; no more goes over the bus in a step than it
+    can carry."""
+    for strategy in (data_parallel(graph, MACHINE), random_strategy(graph, 2, Random(0))):
+        plan = plan_of(strategy)
+        wide = Traffic((1.0,) * 64)  # nobody is in another's way
+        alone, shared = (
+            parts_of(plan, COSTS, backend="belts", traffic=traffic) for traffic in (wide, Traffic((1.0,)))
+        )
+        there = alone.wire_s > 0
+        assert (shared.wire_s[there] >= alone.wire_s[there] * (1 - 1e-9)).all()
+        messages = [task.kind is TaskKind.TRANSFER for task in alone.tasks.tasks]
+        assert shared.makespan_s(Calibration()) > 0.9 * alone.wire_s[messages].sum()
+        slowest = (shared.wire_s[there] / alone.wire_s[there]).max()
+        assert (slowest > 1.0) == any(messages)
+
+
+def test_the_first_piece_of_a_message_is_copied_twice() -> None:
+    mib = 2**20
+    assert Traffic().of_message(3 * mib) == 1.0
+    in_pieces = Traffic(piece_bytes=4 * mib)
+    for size_bytes, first_bytes in ((1000, 1000), (mib, mib // 2), (8 * mib, 2 * mib), (32 * mib, 4 * mib)):
+        taken = (size_bytes + first_bytes) / size_bytes
+        assert in_pieces.of_message(size_bytes) == pytest.approx(taken)
+
+
 def test_sums_go_beside_messages_where_they_are_apart(graph: Graph) -> None:
     """On one link one follows the other; apart, with no delay, both take what they take."""
     plan = plan_of(random_strategy(graph, 2, Random(0)))

@@ -2,7 +2,7 @@
 
 Without it the driver gives a GPU to one process at a time, and ranks would only take turns. A control
 daemon of our own, with its folders in a temporary one, lets the kernels of all ranks run side by side, each
-on its share of the multiprocessors. What ranks say to each other goes through host memory (`staging`), so
+on its share of the multiprocessors. What ranks say to each other goes through host memory (`belts`), so
 a plan for several GPUs can be rehearsed on one: which rank computes what, and what moves, are the same.
 """
 

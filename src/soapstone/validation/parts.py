@@ -1,11 +1,12 @@
 """What the durations of a plan's tasks are made of, so that factors of them can be fitted to whole steps.
 
     duration = compute * seconds + overhead_s * operators + (m + message_s) * messages  of a compute task
-               + wake_s where it needs something of another device
+               + p * pieces + wake_s where it needs something of another device
              = wire / bandwidth + latency * latencies                                   of a message
 
 `seconds` are the profile's, `operators` the passes of operators in the task, `messages` those that it waits
-for or that wait for it (handing one over takes time of the device's own thread, `m` as measured); `wire` is
+for or that wait for it (handing one over takes time of the device's own thread, `m` as measured), `pieces`
+those that are cut out of a tensor or put into one for it (which takes `p`, as measured); `wire` is
 the time that the bytes alone take and `latencies` the rest (`traffic`). Which device waits for what is seen
 in the simulated timeline. The factors are `Calibration`'s.
 
@@ -42,7 +43,7 @@ from soapstone.sim.memory import STATES_PER_WEIGHT, peak_memory
 from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
-from soapstone.tasks.exchange import Exchange, Move, Pattern
+from soapstone.tasks.exchange import Exchange, Move, Pattern, Transfer
 from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, Key, Task, TaskGraph, TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import NO_CROWDING, ROUNDS, Crowding, crowded, under_way
@@ -53,6 +54,8 @@ Floats = NDArray[np.float64]
 
 BUS_ROUNDS = 8
 """[choice] How often times and what else is under way are worked out from each other, each time half way."""
+
+LOCAL = True
 
 ADDED_BYTES_PER_BYTE = 3.0
 """[choice] Adding one gradient to another reads both and writes one."""
@@ -84,8 +87,10 @@ class Parts:
     launching_s: Floats
     operators: Floats
     messages: Floats
+    pieces: Floats
     meets: Floats
     message_s: float
+    piece_s: float
     wire_s: Floats
     latency_s: Floats
     flat: tuple[Any, ...]
@@ -96,7 +101,7 @@ class Parts:
         """The durations under a calibration; on GPUs those of launching follow."""
         computed = found.compute * self.seconds
         beside = found.overhead_s * self.operators + (self.message_s + found.message_s) * self.messages
-        beside += found.wake_s * self.meets
+        beside += self.piece_s * self.pieces + found.wake_s * self.meets
         sent = self.wire_s / found.bandwidth + found.latency * self.latency_s
         if not self.launches_ahead:
             return computed + beside + sent
@@ -198,9 +203,12 @@ def parts_of(
     if launches is not None:
         flat = _with_launching(tasks, flat, awaits_messages=not on_a_bus)
 
+    messages, pieces = _handled(plain, ends, {*ran.led_by, *ran.left_out}, USED[backend])
+    handling_s = traffic.message_s * messages + traffic.part_s * pieces
+
     def simulated(durations: Floats) -> tuple[Floats, Floats]:
         count = len(durations)
-        threads = launching_s[is_compute] if launches is not None else ()
+        threads = (launching_s + handling_s)[is_compute] if launches is not None else ()
         start_s, end_s, _ = native.simulate(np.concatenate([durations, threads]), *flat)
         return start_s[:count], end_s[:count]
 
@@ -221,9 +229,11 @@ def parts_of(
         seconds,
         launching_s,
         np.where(is_compute, [task.duration_s for task in counted.tasks], 0.0),
-        _messages(plain, ends, {*ran.led_by, *ran.left_out}, USED[backend]),
+        messages,
+        pieces,
         _meets(plain, {*ran.led_by, *ran.left_out}),
         traffic.message_s,
+        traffic.part_s,
         wire_s,
         latency_s,
         flat,
@@ -417,10 +427,12 @@ def _sum_factors(
 @dataclass(frozen=True)
 class _Ends:
     """For each message, by number, the last task that makes what is sent on the device that sends it, and the
-    first that needs it on the device that it comes to; -1 where no task of a device does."""
+    first that needs it on the device that it comes to; -1 where no task of a device does. And the first task
+    of each device."""
 
     made: Mapping[int, int]
     taken: Mapping[int, int]
+    first: Mapping[int, int]
 
 
 def _ends(tasks: TaskGraph, timeline: Timeline, machine: Machine) -> _Ends:
@@ -440,10 +452,12 @@ def _ends(tasks: TaskGraph, timeline: Timeline, machine: Machine) -> _Ends:
     taken: dict[int, int] = {}
     for number, task in enumerate(tasks.tasks):
         if task.kind not in COMPUTE_KINDS:
-            devices, hop = _move(tasks, task).devices, task.key[-1]
-            made[number] = next(reversed(on(devices[hop], tasks.after[number])), -1)
-            taken[number] = next(iter(on(devices[(hop + 1) % len(devices)], needed_by.get(number, []))), -1)
-    return _Ends(made, taken)
+            sender, receiver = _between(_move(tasks, task), task)
+            made[number] = next(reversed(on(sender, tasks.after[number])), -1)
+            taken[number] = next(iter(on(receiver, needed_by.get(number, []))), -1)
+    everything = range(len(tasks.tasks))
+    first = {device: next(iter(on(device, everything)), -1) for device in range(len(resources))}
+    return _Ends(made, taken, first)
 
 
 def _move(tasks: TaskGraph, task: Task) -> Move:
@@ -463,7 +477,7 @@ def _copied_by_devices(tasks: TaskGraph, ends: _Ends, wire_s: Floats) -> Floats:
         move = _move(tasks, task)
         if move.pattern is not Pattern.ALL_REDUCE and ends.taken[number] >= 0:
             own, count = tasks.exchanges[task.key[:-2]], len(move.devices)
-            receiver = move.devices[(task.key[-1] + 1) % count]
+            _, receiver = _between(move, task)
             sinks = {(task.key[:-2], sink) for sink in move.sinks if own.sinks[sink].device == receiver}
             elements = sum(_local(own, sink) for _, sink in sinks - seen)
             seen |= sinks
@@ -481,17 +495,60 @@ def _local(exchange: Exchange, sink: int) -> int:
     return sum(volume(box) for box in boxes if box is not None)
 
 
-def _messages(tasks: TaskGraph, ends: _Ends, led: set[Key], collectives: frozenset[Pattern]) -> Floats:
-    """For each compute task, the messages that it hands over or takes, a collective being one of them."""
-    found = np.zeros(len(tasks.tasks))
+def _handled(
+    tasks: TaskGraph, ends: _Ends, led: set[Key], collectives: frozenset[Pattern]
+) -> tuple[Floats, Floats]:
+    """For each compute task, the messages that it hands over or takes, a collective being one of them; and
+    how many are cut out of a tensor for that, or put into one. What no task makes (weights) is handed over
+    at the beginning, on both sides."""
+    messages, parts = np.zeros((2, len(tasks.tasks)))
+    contributions = {key: _contributions(exchange) for key, exchange in tasks.exchanges.items()}
+    joined: set[tuple[Key, int]] = set()
     for number, task in enumerate(tasks.tasks):
-        if task.kind not in COMPUTE_KINDS and task.key not in led:
-            move = _move(tasks, task)
-            is_one = move.pattern is Pattern.TRANSFER or move.pattern in collectives
-            for end in (ends.made[number], ends.taken[number]):
-                if end >= 0:
-                    found[end] += 1 if is_one else len(move.devices) - 1
+        if task.kind in COMPUTE_KINDS or task.key in led:
+            continue
+        move, exchange = _move(tasks, task), tasks.exchanges[task.key[:-2]]
+        made, taken = ends.made[number], ends.taken[number]
+        sender, receiver = _between(move, task)
+        is_one = move.pattern is Pattern.TRANSFER or move.pattern in collectives
+        there = (made, taken) if made >= 0 else (ends.first.get(sender, -1), ends.first.get(receiver, -1))
+        for end in there:
+            if end >= 0:
+                messages[end] += 1 if is_one else len(move.devices) - 1
+        if move.pattern in collectives:
+            continue
+        for transfer in move.transfers:
+            if transfer.sender == sender and there[0] >= 0:
+                parts[there[0]] += len(transfer.sources) > 1 or not _is_whole(exchange, transfer)
+            if transfer.receiver == receiver and taken >= 0:
+                own = contributions[task.key[:-2]]
+                several = [sink for sink in transfer.sinks if len(own[sink]) > 1]
+                new = {(task.key[:-2], sink) for sink in several} - joined
+                joined |= new
+                parts[taken] += len(several) + sum(own[sink].count(LOCAL) for _, sink in new)
+    return messages, parts
+
+
+def _is_whole(exchange: Exchange, transfer: Transfer) -> bool:
+    return all(exchange.sources[i].box == transfer.box for i in transfer.sources)
+
+
+def _contributions(exchange: Exchange) -> Mapping[int, list[bool]]:
+    """Of what each sink is put together, and whether that is on its device already."""
+    found: dict[int, list[bool]] = {}
+    for _, sink in exchange.local:
+        found.setdefault(sink, []).append(LOCAL)
+    for move in exchange.moves:
+        for transfer in move.transfers:
+            for sink in transfer.sinks:
+                found.setdefault(sink, []).append(not LOCAL)
     return found
+
+
+def _between(move: Move, task: Task) -> tuple[int, int]:
+    """The devices that a message, or the hop of a collective, goes from and to."""
+    hop = task.key[-1]
+    return move.devices[hop], move.devices[(hop + 1) % len(move.devices)]
 
 
 def _meets(tasks: TaskGraph, led: set[Key]) -> Floats:
@@ -530,8 +587,7 @@ def _lanes(tasks: TaskGraph, devices: int) -> tuple[NDArray[np.int32], int]:
         if task.kind in COMPUTE_KINDS:
             found.append(numbers[task.resource])
             continue
-        ends, hop = _move(tasks, task).devices, task.key[-1]
-        sender, receiver = ends[hop], ends[(hop + 1) % len(ends)]
+        sender, receiver = _between(_move(tasks, task), task)
         is_sum = task.kind is TaskKind.ALL_REDUCE
         found.append(count + sender * (devices + 1) + (devices if is_sum else receiver))
     return np.array(found, dtype=np.int32), count + devices * (devices + 1)

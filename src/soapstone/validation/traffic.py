@@ -19,8 +19,11 @@ import torch
 
 from soapstone.cost.analytic import collective_s
 from soapstone.machine import Machine
+from soapstone.ops.box import Interval
 from soapstone.runtime.belts import first_piece
 from soapstone.runtime.detecting import timed
+from soapstone.runtime.ports import Arrival, Departure, Inbox, Outlet
+from soapstone.runtime.region import Region
 from soapstone.runtime.wire import Wire
 from soapstone.tasks.exchange import Pattern
 
@@ -48,7 +51,8 @@ class Traffic:
     number of ranks; the part of its time by which a sum delays a message and a message a sum, None where
     links carry both, one after the other; what a message takes of the thread at each of its ends; how much
     longer the bytes of a message take beyond those of a large one; the latency of messages, relative to the
-    machine's; and the largest piece in which messages go by belts, 0 where they go whole."""
+    machine's; the largest piece in which messages go by belts, 0 where they go whole; and what it takes of
+    the thread to cut a message out of a tensor or to put it into one."""
 
     messages: tuple[float, ...] = (1.0,)
     sums: dict[int, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)
@@ -58,6 +62,7 @@ class Traffic:
     beyond: float = 1.0
     latency: float = 1.0
     piece_bytes: int = 0
+    part_s: float = 0.0
 
     def of_message(self, size_bytes: int) -> float:
         """How much longer the bytes of a message of this size take than those of smaller ones; or than those
@@ -101,7 +106,7 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
     wire.prepare([range(count) for count in counts])
     are_apart = wire.backend != "memory"  # where ranks add up themselves, one sum follows the other
     sums = {count: _sums(wire, machine, count, are_apart=are_apart) for count in counts}
-    message_s = _message_s(wire)
+    message_s, part_s = _message_s(wire)
     return Traffic(
         tuple(messages),
         {count: factors for count, (_, factors) in sums.items()},
@@ -111,6 +116,7 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
         _beyond(wire) if are_apart else 1.0,
         _latency(wire, machine, message_s) if are_apart else 1.0,
         0 if wire.belts is None else wire.belts.piece_bytes,
+        part_s,
     )
 
 
@@ -139,6 +145,7 @@ def between(first: Traffic, second: Traffic) -> Traffic:
         mean(first.beyond, second.beyond),
         mean(first.latency, second.latency),
         first.piece_bytes,
+        sqrt(first.part_s * second.part_s),
     )
 
 
@@ -172,12 +179,62 @@ def _beyond(wire: Wire) -> float:
     return _digits(last / max(first, 1e-15))
 
 
-def _message_s(wire: Wire) -> float:
-    """What one more message takes of a rank that sends it, and of one that receives it."""
-    tensor = torch.zeros(NO_BYTES // 4, device=wire.device)
+def _message_s(wire: Wire) -> tuple[float, float]:
+    """What one more message takes of the thread at each of its ends, as the runtime hands it over; and what
+    it takes to cut one out of a tensor, or to put a part into one."""
     tags = [tag for tag in range(1, 2 * MANY) if tag % wire.size][:MANY]
-    few_s, many_s = (timed(wire, partial(_around, wire, tensor, wire.size, t))[0] for t in (tags[:1], tags))
-    return float(f"{max(many_s - few_s, 0.0) / (MANY - 1) / 2:.3g}")
+    more_s = []
+    for in_parts in (False, True):
+        few, many = (_Handing(wire, some, in_parts=in_parts) for some in (tags[:1], tags))
+        few_s, many_s = (timed(wire, each)[0] for each in (few, many))
+        more_s.append(max(many_s - few_s, 0.0) / (MANY - 1))
+    whole_s, in_parts_s = more_s
+    parts_s = max(in_parts_s - whole_s, 0.0) / _Handing.PARTS
+    return float(f"{whole_s / 2:.3g}"), float(f"{parts_s:.3g}")
+
+
+class _Handing:
+    """Messages of next to no bytes that all ranks give to the next ones: whole tensors, or halves of which
+    the receiver has the other."""
+
+    PARTS = 3  # one is cut out, two are put together
+    ROWS, COLUMNS = 16, 64
+
+    def __init__(self, wire: Wire, tags: Sequence[int], *, in_parts: bool) -> None:
+        self._wire = wire
+        whole = Interval(0, self.ROWS), Interval(0, self.COLUMNS)
+        left, right = (
+            (whole[0], Interval(start, start + self.COLUMNS // 2)) for start in (0, self.COLUMNS // 2)
+        )
+        given = right if in_parts else whole
+        own = Outlet(whole)
+        own.put(torch.zeros(self.ROWS, self.COLUMNS, device=wire.device))
+        self._departures, self._arrivals, self._inboxes = [], [], []
+        for tag in tags:
+            to, origin = (wire.rank + tag) % wire.size, (wire.rank - tag) % wire.size
+            self._departures.append(Departure(given, torch.float32, to, tag, "message", [own]))
+            arrival = Arrival(given, torch.float32, origin, tag, "message")
+            inbox = Inbox(whole, torch.float32, wire.device, adds=False)
+            if in_parts:
+                inbox.connect(own, left)
+            inbox.connect(arrival, given)
+            self._arrivals.append(arrival)
+            self._inboxes.append(inbox)
+
+    def __call__(self) -> None:
+        for departure in self._departures:
+            departure.post(self._wire)
+        for arrival in self._arrivals:
+            arrival.post(self._wire)
+        region = Region(0)
+        for inbox in self._inboxes:
+            tensor = inbox.take()
+            assert tensor is not None
+            region.leaf(tensor, Outlet(inbox.box))
+        self._wire.settle()
+        for arrival, inbox in zip(self._arrivals, self._inboxes, strict=True):
+            arrival.clear()
+            inbox.clear()
 
 
 def _latency(wire: Wire, machine: Machine, message_s: float) -> float:

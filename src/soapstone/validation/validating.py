@@ -23,6 +23,7 @@ from soapstone.errors import TrainingError
 from soapstone.frontends.source import Source
 from soapstone.graph import Graph
 from soapstone.machine import Machine
+from soapstone.machine.heap import settled_objects
 from soapstone.plans import Plan, planned, simulation
 from soapstone.runtime.profiling import measured_at_once, shared_profile
 from soapstone.runtime.wire import Wire
@@ -86,13 +87,15 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
         raise TrainingError(f"model '{graph.name}' has no two strategies on machine '{machine.name}'")
     told, crowding, memory, traffic = None, NO_CROWDING, NOTHING, AS_THE_MACHINE_SAYS
     if wanted.costs == "measured":
-        costs, memory, crowding, told = _measured(found, wanted, wire, show)
-        traffic = measured_traffic(wire, machine)
+        with settled_objects():  # as steps are run
+            costs, memory, crowding, told = _measured(found, wanted, wire, show)
+            traffic = measured_traffic(wire, machine)
     plans = [_plan(each, machine, costs) for each in found]
     model = model_of(source, graph, captured.constants, wire.device)
     seen = ran(plans, model, wire, wanted.steps, lambda done: show(done, "strategies run"))
     if told is not None:
-        traffic = between(traffic, measured_traffic(wire, machine))
+        with settled_objects():
+            traffic = between(traffic, measured_traffic(wire, machine))
         told |= {"traffic": asdict(traffic)}
     fitted_on = frozenset(range(0, len(found), 2))
     rest = [i for i in range(len(found)) if i not in fitted_on]
