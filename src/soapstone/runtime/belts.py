@@ -250,7 +250,7 @@ class Belts:
             else:
                 self._from[Use.GIVEN, rank].take(piece, self._take)
         given = room.view(part.dtype).view(len(ranks), -1)
-        self._take.do(partial(torch.sum, given, 0, out=part))
+        self._take.do(partial(torch.sum, given, 0, dtype=part.dtype, out=part))
 
     def _room(self, size_bytes: int) -> Tensor:
         """Memory for the parts of a sum, of which one is made after the other."""
@@ -275,11 +275,9 @@ class Belts:
             now = monotonic()
             if now - last > ALIVE_S:
                 last = now
-                gone = [
-                    rank for rank in sorted(self.ranks) if rank != self.rank and not self.mailbox.alive(rank)
-                ]
-                if gone:
-                    raise RuntimeError(f"rank {gone[0]} is gone")
+                for rank in sorted(self.ranks - {self.rank}):
+                    if not self.mailbox.alive(rank):
+                        raise RuntimeError(f"rank {rank} is gone")
             if now - start > timeout_s:
                 raise RuntimeError(f"timed out after {timeout_s:g} s")
 
@@ -315,6 +313,7 @@ def _left(lanes: Sequence[Lane], memories: Sequence[Memory], start: int, host: H
 
 
 _in_use: list[Memory] = []
+"""Memory of belts that were given up with something under way."""
 
 
 def local_belts(mailbox: Mailbox, device: torch.device, store: Any) -> Belts | None:

@@ -125,21 +125,27 @@ class Lent(Pending):
 class Carried(Pending):
     """A message or sum that the GPU itself waits for: what is launched after `wait` comes after it."""
 
-    __slots__ = ("mark",)
+    __slots__ = ("belts", "mark")
 
-    def __init__(self, wire: Wire, mark: Mark, buffer: Tensor, what: str) -> None:
+    def __init__(self, wire: Wire, belts: Belts, mark: Mark, buffer: Tensor, what: str) -> None:
         super().__init__(wire, None, buffer, what)
-        self.mark = mark
+        self.belts, self.mark = belts, mark
 
     def wait(self) -> Tensor:
         """The tensor, for what is launched from now on. Whoever wants to know when it is there, waits."""
         if self.on_done is not None:
             start = perf_counter()
-            self.mark.synchronize()
+            self._reach()
             self.wire.waited_s += perf_counter() - start
             self.on_done()
         self.mark.hold_back()
         return self.buffer
+
+    def _reach(self) -> None:
+        try:
+            self.belts.reach(self.mark, self.wire.timeout_s)
+        except RuntimeError as error:
+            raise self.wire.failure(self.what, error) from error
 
 
 class Told(Pending):
@@ -328,7 +334,7 @@ class Wire:
             return Lent(self, self.mailbox.receive(peer, tag, self.timeout_s), shape, dtype, told)
         if self.belts is not None and peer in self.belts.ranks:
             room, mark = self.belts.receive(shape, dtype, peer)
-            return Carried(self, mark, room, told)
+            return Carried(self, self.belts, mark, room, told)
         buffer = self._room(shape, dtype)
         work = self._posted(what, dist.irecv, buffer, peer, tag=tag)
         return Pending(self, work, buffer, told)
@@ -343,7 +349,8 @@ class Wire:
             return self._summed(tensor, ranks, self._channels[tuple(sorted(ranks))], what, told)
         if self.belts is not None and self.belts.ranks.issuperset(ranks):
             flat = tensor.detach().contiguous()
-            return Carried(self, self.belts.sum_up(flat.view(-1), ranks, ready), flat, told)
+            mark = self.belts.sum_up(flat.view(-1), ranks, ready)
+            return Carried(self, self.belts, mark, flat, told)
 
         def under_way(part: Tensor, group: Any) -> Pending:
             staged, work = self._out(part, what, dist.all_reduce, ready=ready, group=group, async_op=True)

@@ -50,7 +50,16 @@ def drawn(
         for each in applicable(graph, machine)
         if each.name != "random"
     ]
-    best = mcmc(graph, machine, costs, budget=Budget(None, PROPOSALS), seed=seed, threads=1).strategy
+    best = mcmc(
+        graph,
+        machine,
+        costs,
+        budget=Budget(None, PROPOSALS),
+        seed=seed,
+        threads=1,
+        known={each.name: each.strategy for each in known if each.strategy.graph is graph},
+        in_buckets=True,  # as they are run
+    ).strategy
     found: list[Drawn] = []
     for each in [*given, *known[:1], Drawn("found", best), *known[1:]]:
         _add(found, each)
