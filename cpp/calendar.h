@@ -49,15 +49,16 @@ class Calendar {
   void Clear() {
     std::fill(is_filled_.begin(), is_filled_.end(), 0);
     entries_.clear();
-    active_end_ = 0;
+    unused_ = kNone;
+    last_ = kNone;
     active_.clear();
     next_ = 0;
     current_ = -1;
   }
 
   void Push(const Event& event) {
-    if (!entries_.empty() && active_end_ < entries_.size() && Continues(entries_.back().event, event)) {
-      ++entries_.back().event.count;
+    if (last_ != kNone && Continues(entries_[last_].event, event)) {
+      ++entries_[last_].event.count;
       return;
     }
     const std::int64_t bucket = BucketOf(event.ready_s);
@@ -67,21 +68,33 @@ class Calendar {
     }
     std::uint64_t& word = is_filled_[bucket / 64];
     const std::uint64_t bit = std::uint64_t{1} << (bucket % 64);
-    entries_.push_back({event, (word & bit) != 0 ? first_[bucket] : kNone});
-    first_[bucket] = static_cast<std::int32_t>(entries_.size()) - 1;
+    if (unused_ == kNone) {
+      last_ = static_cast<std::int32_t>(entries_.size());
+      entries_.emplace_back();
+    } else {
+      last_ = unused_;
+      unused_ = entries_[unused_].next;
+    }
+    entries_[last_] = {event, (word & bit) != 0 ? first_[bucket] : kNone};
+    first_[bucket] = last_;
     word |= bit;
   }
 
-  // Takes out the first; false if there is none.
-  bool Pop(Event* event) {
-    if (next_ == active_.size() && !Advance()) return false;
+  // Takes out the first; false if there is none. Now and then calls soon(event) for those that come next, and
+  // later(event) for those that come after them.
+  template <typename Soon, typename Later>
+  bool Pop(Event* event, const Soon& soon, const Later& later) {
+    if (next_ == active_.size()) {
+      if (!Advance()) return false;
+      for (const Event& each : active_) soon(each);
+      auto word = static_cast<std::size_t>(current_ + 1) / 64;
+      if (word < is_filled_.size() && is_filled_[word] != 0) {
+        std::int32_t entry = first_[64 * word + std::countr_zero(is_filled_[word])];
+        for (; entry != kNone; entry = entries_[entry].next) later(entries_[entry].event);
+      }
+    }
     *event = active_[next_++];
     return true;
-  }
-
-  // The slot that is taken out after `ahead` others if nothing comes between; -1 if that is not known yet.
-  std::int32_t Peek(std::size_t ahead) const {
-    return next_ + ahead < active_.size() ? active_[next_ + ahead].slot : -1;
   }
 
   // Calls visit(event) for all that wait, in no order.
@@ -124,10 +137,16 @@ class Calendar {
     if (word == is_filled_.size()) return false;
     current_ = static_cast<std::int64_t>(64 * word) + std::countr_zero(is_filled_[word]);
     is_filled_[word] &= is_filled_[word] - 1;
-    for (std::int32_t entry = first_[current_]; entry != kNone; entry = entries_[entry].next) {
+    std::int32_t entry = first_[current_];
+    while (true) {
       active_.push_back(entries_[entry].event);
+      if (entry == last_) last_ = kNone;
+      if (entries_[entry].next == kNone) break;
+      entry = entries_[entry].next;
     }
-    active_end_ = entries_.size();
+    // The memory of these is used again first: it is the nearest.
+    entries_[entry].next = unused_;
+    unused_ = first_[current_];
     if (active_.size() > 1) std::sort(active_.begin(), active_.end());
     return true;
   }
@@ -135,7 +154,8 @@ class Calendar {
   std::vector<std::int32_t> first_;        // by bucket: its first entry, where it is filled
   std::vector<std::uint64_t> is_filled_;   // by bucket, in bits
   std::vector<Entry> entries_;
-  std::size_t active_end_ = 0;  // entries before it may be in the current bucket, or past
+  std::int32_t unused_ = kNone;  // the first of the entries that no bucket has
+  std::int32_t last_ = kNone;    // the entry put in last, unless its bucket is the current one, or past
   std::vector<Event> active_;  // the current bucket, sorted; taken out up to next_
   std::size_t next_ = 0;
   std::int64_t current_ = -1;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int32_t kLater = std::numeric_limits<std::int32_t>::max();
 constexpr std::int32_t kLeastBetweenSnapshots = 16;
-constexpr std::int32_t kMostSnapshots = 128;
+constexpr std::int32_t kMostSnapshots = 64;
 // From what part of the makespan on the longest path is worth looking at.
 constexpr double kClosePath = 0.9;
 // From what part of it on the tail is.
@@ -21,6 +21,8 @@ constexpr std::int64_t kLeastTailDrops = 4;
 constexpr std::int32_t kBetweenLooksAtBounds = 256;  // accepted proposals until that is asked again
 // Added to what a task waits for while not all of that is known.
 constexpr std::int32_t kPending = 1 << 24;
+// How many slots lie in a cache near enough not to be asked for early.
+constexpr std::int32_t kMostNear = 1 << 13;
 constexpr std::int32_t kBetweenLooks = 32;  // tasks between looks at all resources, at least
 
 // A little more than the threshold, so that rounding drops nothing that should stand.
@@ -46,7 +48,6 @@ Engine::Engine(const Problem* problem, BoxTables* tables, EngineOptions options)
       pending_in_(problem->blocks.size(), 0),
       rebuilt_in_(graph_.groups().size(), 0),
       free_s_(resources_, 0),
-      done_fs_(resources_, 0),
       left_fs_(resources_, 0),
       done_compute_fs_(devices_, 0) {}
 
@@ -73,6 +74,7 @@ double Engine::Makespan() {
   std::fill(first_forward_.begin(), first_forward_.end(), kLater);
   std::fill(first_backward_.begin(), first_backward_.end(), kLater);
   last_moment_ = graph_.task_count();
+  last_start_ = last_moment_;
   snapshot_count_ = 0;
   changes_ = {};
   awaits_backward_ = false;
@@ -164,13 +166,14 @@ bool Engine::CatchUpBackward(double limit_fs) {
     }
   };
   for_each_pending([this](Slot* slot) { slot->live.remaining -= PendingOf(*slot) + slot->waits; });
+  for (std::int32_t r = 0; r < resources_; ++r) left_fs_[r] -= work_fs_[r];
   if (!Build(kBackwardPass, limit_fs)) return false;
   for_each_pending([this](Slot* slot) {
     slot->live.remaining += slot->waits;
     const auto number = static_cast<std::int32_t>(slot - graph_.slots().data());
     if (slot->live.remaining == 0) queue_.Push({slot->live.ready_s, slot->order, number});
   });
-  for (std::int32_t r = 0; r < resources_; ++r) left_fs_[r] = work_fs_[r] - done_fs_[r];
+  for (std::int32_t r = 0; r < resources_; ++r) left_fs_[r] += work_fs_[r];
   return true;
 }
 
@@ -307,12 +310,17 @@ bool Engine::FitsCounted(const Group& group, double limit_fs) {
 
 // Whether every resource could do what it has left, no task of it starting before `now_s`.
 bool Engine::FitsLeft(double now_s, double limit_fs) {
-  bool fits = true;
+  // In a form that compilers turn into vector instructions.
+  const double* free_s = free_s_.data();
+  const std::int64_t* left_fs = left_fs_.data();
+  std::int64_t late = 0;
   for (std::int32_t resource = 0; resource < resources_; ++resource) {
+    const double from_s = free_s[resource] > now_s ? free_s[resource] : now_s;
+    const double end_fs = from_s * kFemto + static_cast<double>(left_fs[resource]);
     // A resource without work left is done.
-    const double from_s = left_fs_[resource] > 0 ? std::max(now_s, free_s_[resource]) : 0;
-    fits &= from_s * kFemto + static_cast<double>(left_fs_[resource]) <= limit_fs;
+    late |= (left_fs[resource] > 0 ? std::int64_t{1} : 0) & (end_fs > limit_fs ? std::int64_t{1} : 0);
   }
+  bool fits = late == 0;
   if (!fits || tail_.tail_fs == 0) return fits;
   for (std::int32_t device = 0; device < devices_; ++device) {
     fits &= std::max(now_s, free_s_[device]) * kFemto + WithTail(device) <= limit_fs;
@@ -355,6 +363,18 @@ std::int32_t Engine::FirstMoment() const {
   return first;
 }
 
+// The last moment that a change of one block can make a proposal start from: no snapshot after it is of use.
+std::int32_t Engine::LastStart() const {
+  std::int32_t last = 0;
+  for (std::int32_t block = 0; block < graph_.block_count(); ++block) {
+    if (graph_.writers(block).empty()) continue;
+    std::int32_t first = kLater;
+    for (const std::int32_t writer : graph_.writers(block)) first = std::min(first, first_forward_[writer]);
+    last = std::max(last, first);
+  }
+  return last;
+}
+
 // -- simulation -------------------------------------------------------------------------------------------
 
 void Engine::Start(std::int32_t from, double limit_s) {
@@ -362,13 +382,14 @@ void Engine::Start(std::int32_t from, double limit_s) {
   while (at > 0 && snapshots_[at - 1].moment > from) --at;
   kept_snapshots_ = at;
   log_.clear();
+  opened_.clear();
   taken_count_ = 0;
   const double last_s = limit_s < kNever ? limit_s : 0;
   if (at == 0) {
     start_ = 0;
     so_far_s_ = 0;
     std::fill(free_s_.begin(), free_s_.end(), 0);
-    std::fill(done_fs_.begin(), done_fs_.end(), 0);
+    left_fs_ = work_fs_;
     std::fill(done_compute_fs_.begin(), done_compute_fs_.end(), 0);
     queue_.Reset(last_moment_, 0, last_s);
     for (std::int32_t block = 0; block < graph_.block_count(); ++block) {
@@ -386,7 +407,7 @@ void Engine::Start(std::int32_t from, double limit_s) {
     start_ = snapshot.moment;
     so_far_s_ = snapshot.makespan_s;
     std::copy(snapshot.free_s.begin(), snapshot.free_s.end(), free_s_.begin());
-    std::copy(snapshot.done_fs.begin(), snapshot.done_fs.end(), done_fs_.begin());
+    for (std::int32_t r = 0; r < resources_; ++r) left_fs_[r] = work_fs_[r] - snapshot.done_fs[r];
     std::copy(snapshot.done_compute_fs.begin(), snapshot.done_compute_fs.end(), done_compute_fs_.begin());
     double first_s = last_s;
     for (const Calendar::Event& event : snapshot.queue) first_s = std::min(first_s, event.ready_s);
@@ -400,7 +421,6 @@ void Engine::Start(std::int32_t from, double limit_s) {
     }
   }
   moment_ = start_;
-  for (std::int32_t r = 0; r < resources_; ++r) left_fs_[r] = work_fs_[r] - done_fs_[r];
 }
 
 double Engine::Run(std::int32_t from, double threshold_s) {
@@ -414,32 +434,45 @@ double Engine::Run(std::int32_t from, double threshold_s) {
   }
   Start(from, scale_s);
   const std::int32_t between = std::max(kLeastBetweenSnapshots, last_moment_ / kMostSnapshots);
+  const std::int32_t last_snapshot = options_.uses_rewind ? last_start_ : 0;
   if (threshold_s < kNever && !FitsLeft(0, limit_fs)) return kNever;
+  // What is needed next is asked for early: with many tasks, memory is what this loop waits for. Not inlined, a
+  // function that does nothing else would be taken for one without effect, and left out.
+  const bool is_far = last_moment_ > kMostNear;
+  const auto prefetch = [&](const Calendar::Event& later) __attribute__((always_inline)) {
+    if (is_far) __builtin_prefetch(&graph_.slots()[later.slot], 1);
+  };
+  const auto prefetch_successors = [&](const Calendar::Event& soon) __attribute__((always_inline)) {
+    if (!is_far) return;
+    const Slot& slot = graph_.slots()[soon.slot];
+    for (std::int32_t i = 0; i < slot.next_count; ++i) {
+      if (slot.next[i] >= 0) __builtin_prefetch(&graph_.slots()[slot.next[i]], 1);
+    }
+  };
   Calendar::Event event;
   std::int32_t until_snapshot = between;
-  const std::int32_t between_looks = std::max(kBetweenLooks, resources_ / 4);
+  const std::int32_t between_looks = std::max(kBetweenLooks, resources_ / 2);
   std::int32_t until_look = between_looks;
   while (true) {
     if (--until_snapshot <= 0) {
       until_snapshot = between;
       // Where much waits, a snapshot costs more, and there are fewer.
-      if (options_.uses_rewind) until_snapshot = std::max(between, (TakeSnapshot() + resources_) / 2);
+      if (moment_ <= last_snapshot) until_snapshot = std::max(between, (TakeSnapshot() + resources_) / 2);
     }
     if (awaits_backward_ && is_backward_due_ && !CatchUpBackward(limit_fs)) return kNever;
-    if (!queue_.Pop(&event)) break;
+    if (!queue_.Pop(&event, prefetch_successors, prefetch)) break;
     until_snapshot -= event.count - 1;
     until_look -= event.count;
     for (std::int32_t number = event.slot; number < event.slot + event.count; ++number) {
       const bool is_due = awaits_backward_ && (is_backward_due_ || IsAwaited(graph_.slots()[number]));
       if (is_due && !CatchUpBackward(limit_fs)) return kNever;
-      const Slot& slot = graph_.slots()[number];
+      Slot& slot = *graph_.slot(number);
       double end_s = 0;
       bool is_late = false;
       slot.ForEachTask([&](std::int32_t resource, double seconds) {
         const double until_s = std::max(event.ready_s, free_s_[resource]) + seconds;
         const std::int64_t work_fs = Femtoseconds(seconds);
         free_s_[resource] = until_s;
-        done_fs_[resource] += work_fs;
         left_fs_[resource] -= work_fs;
         end_s = std::max(end_s, until_s);
         is_late = is_late || until_s * kFemto + static_cast<double>(left_fs_[resource]) > limit_fs;
@@ -454,15 +487,11 @@ double Engine::Run(std::int32_t from, double threshold_s) {
       }
       so_far_s_ = std::max(so_far_s_, end_s);
       if (threshold_s < kNever && (is_late || end_s > threshold_s)) return kNever;
-      log_.push_back({end_s, number, moment_});
-      // What is needed next is asked for early: memory is what this loop waits for.
-      for (std::int32_t i = 0; i < slot.next_count; ++i) {
-        if (slot.next[i] >= 0) __builtin_prefetch(&graph_.slots()[slot.next[i]]);
-      }
+      slot.live.ready_s = end_s;
+      log_.push_back(number);
       graph_.ForEachSuccessor(slot, [&](std::int32_t next) { Arrive(next, end_s); });
       ++moment_;
     }
-    if (const std::int32_t next = queue_.Peek(0); next >= 0) __builtin_prefetch(&graph_.slots()[next]);
     if (threshold_s < kNever && until_look <= 0) {
       until_look = between_looks;
       if (!FitsLeft(event.ready_s, limit_fs)) return kNever;
@@ -481,12 +510,17 @@ void Engine::Arrive(std::int32_t number, double end_s) {
     return;
   }
   if (slot->resource == Slot::kGate) {
-    log_.push_back({live->ready_s, number, moment_});
-    for (std::int32_t i = 0; i < slot->next_count; ++i) Arrive(slot->next[i], live->ready_s);
+    OpenGate(number);
     return;
   }
   __builtin_prefetch(slot->next);
   queue_.Push({live->ready_s, slot->order, number});
+}
+
+void Engine::OpenGate(std::int32_t number) {
+  const Slot& gate = graph_.slots()[number];
+  opened_.push_back({number, moment_});
+  for (std::int32_t i = 0; i < gate.next_count; ++i) Arrive(gate.next[i], gate.live.ready_s);
 }
 
 // Works out what a slot that the simulation reaches for the first time still waits for.
@@ -513,14 +547,10 @@ std::int32_t Engine::PendingOf(const Slot& slot) const {
   return rebuilt_in_[slot.group] == run_ ? kPending + 1 : kPending;
 }
 
-bool Engine::IsPending(const Slot& slot) const { return IsBackwardOf(pending_in_, slot); }
-
-// Whether a task has to do with the groups that are still to be rebuilt.
-bool Engine::IsAwaited(const Slot& slot) const { return IsBackwardOf(awaited_in_, slot); }
-
-// Whether it is a backward task of a block that is marked for this run.
-bool Engine::IsBackwardOf(const std::vector<std::int32_t>& marked_in, const Slot& slot) const {
-  if (OrderPass(slot.order) != kBackwardPass) return false;
+// Whether it is a compute task, in the backward pass, of a block that is marked for this run.
+//
+// REQUIRES: it is a task of that pass.
+bool Engine::IsOfMarked(const std::vector<std::int32_t>& marked_in, const Slot& slot) const {
   const std::int32_t block = slot.group;
   if (block >= graph_.block_count() || marked_in[block] != run_) return false;
   const std::int32_t local = static_cast<std::int32_t>(&slot - graph_.slots().data()) - graph_.groups()[block].first;
@@ -534,7 +564,8 @@ std::int32_t Engine::TakeSnapshot() {
   snapshot.moment = moment_;
   snapshot.makespan_s = so_far_s_;
   snapshot.free_s.assign(free_s_.begin(), free_s_.end());
-  snapshot.done_fs.assign(done_fs_.begin(), done_fs_.end());
+  snapshot.done_fs.resize(resources_);
+  for (std::int32_t r = 0; r < resources_; ++r) snapshot.done_fs[r] = work_fs_[r] - left_fs_[r];
   snapshot.done_compute_fs.assign(done_compute_fs_.begin(), done_compute_fs_.end());
   snapshot.queue.clear();
   queue_.ForEach([&](const Calendar::Event& event) { snapshot.queue.push_back(event); });
@@ -550,17 +581,26 @@ void Engine::Commit() {
     if (first_forward_[block] >= start_) first_forward_[block] = kLater;
     if (first_backward_[block] >= start_) first_backward_[block] = kLater;
   }
-  for (const Record& record : log_) {
-    done_[record.slot] = {record.end_s, record.taken};
-    Slot* slot = graph_.slot(record.slot);
-    slot->live.stood_first = slot->live.first;
-    const std::int32_t block = slot->group;
-    if (block >= blocks) continue;
-    const std::int32_t local = record.slot - graph_.groups()[block].first;
-    if (local >= graph_.ComputeTasks(block)) continue;
-    std::int32_t& first = local < graph_.PassTasks(block) ? first_forward_[block] : first_backward_[block];
-    first = std::min(first, record.taken);
+  const auto keep = [this](std::int32_t number, std::int32_t taken_at) {
+    Live* live = &graph_.slot(number)->live;
+    done_[number] = {live->ready_s, taken_at};
+    live->stood_first = live->first;
+  };
+  for (const Opened& opened : opened_) keep(opened.gate, opened.at);
+  std::int32_t taken_at = start_;
+  for (const std::int32_t number : log_) {
+    keep(number, taken_at);
+    const std::int32_t block = graph_.slots()[number].group;
+    if (block < blocks) {
+      const std::int32_t local = number - graph_.groups()[block].first;
+      if (local < graph_.ComputeTasks(block)) {
+        std::int32_t& first = local < graph_.PassTasks(block) ? first_forward_[block] : first_backward_[block];
+        first = std::min(first, taken_at);
+      }
+    }
+    ++taken_at;
   }
+  last_start_ = LastStart();
   snapshot_count_ = kept_snapshots_;
   if (snapshots_.size() < snapshot_count_ + taken_count_) snapshots_.resize(snapshot_count_ + taken_count_);
   for (std::size_t i = 0; i < taken_count_; ++i) std::swap(snapshots_[snapshot_count_++], taken_[i]);

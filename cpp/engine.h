@@ -60,11 +60,10 @@ class Engine final : public Simulator {
     std::int32_t taken_at;  // the moment it was taken from the queue
   };
 
-  // One that is done. Moments are counted in tasks taken from the queue.
-  struct Record {
-    double end_s;
-    std::int32_t slot;
-    std::int32_t taken;
+  // A gate through which all has come. Moments are counted in slots taken from the queue.
+  struct Opened {
+    std::int32_t gate;
+    std::int32_t at;
   };
 
   struct Snapshot {
@@ -85,12 +84,18 @@ class Engine final : public Simulator {
   void Reserve();
   void PutOffBackward();
   bool CatchUpBackward(double limit_fs);
-  bool IsPending(const Slot& slot) const;
+  bool IsPending(const Slot& slot) const {
+    return OrderPass(slot.order) == kBackwardPass && IsOfMarked(pending_in_, slot);
+  }
   std::int32_t PendingOf(const Slot& slot) const;
-  bool IsAwaited(const Slot& slot) const;
-  bool IsBackwardOf(const std::vector<std::int32_t>& marked_in, const Slot& slot) const;
+  // Whether a task has to do with the groups that are still to be rebuilt.
+  bool IsAwaited(const Slot& slot) const {
+    return OrderPass(slot.order) == kBackwardPass && IsOfMarked(awaited_in_, slot);
+  }
+  bool IsOfMarked(const std::vector<std::int32_t>& marked_in, const Slot& slot) const;
   bool HasRoot(std::int32_t block) const;
   std::int32_t FirstMoment() const;
+  std::int32_t LastStart() const;
   double Run(std::int32_t from, double threshold_s);
   void Start(std::int32_t from, double limit_s);
   bool FitsLeft(double now_s, double limit_fs);
@@ -98,6 +103,7 @@ class Engine final : public Simulator {
   TailBound::Tail NextTail();
   std::int32_t TakeSnapshot();
   void Arrive(std::int32_t number, double end_s);
+  void OpenGate(std::int32_t number);
   void Revive(Slot* slot);
   void Commit();
 
@@ -110,6 +116,7 @@ class Engine final : public Simulator {
   double makespan_s_ = 0;  // of what stands
   bool is_known_ = false;
   std::int32_t last_moment_ = 0;  // of the simulation that stands
+  std::int32_t last_start_ = 0;   // of the proposals that change it
 
   std::vector<std::int64_t> work_fs_;     // by resource, of all its tasks
   std::vector<std::int64_t> compute_fs_;  // by device, of its compute tasks
@@ -150,10 +157,10 @@ class Engine final : public Simulator {
   std::size_t kept_snapshots_ = 0;
   std::vector<std::int32_t> rebuilt_in_;  // by group: the run for which it was rebuilt
   std::vector<double> free_s_;
-  std::vector<std::int64_t> done_fs_;
   std::vector<std::int64_t> left_fs_;
   std::vector<std::int64_t> done_compute_fs_;  // by device
-  std::vector<Record> log_;
+  std::vector<std::int32_t> log_;  // slots, as they were taken from the queue
+  std::vector<Opened> opened_;
   std::vector<Snapshot> taken_;  // the first `taken_count_`
   std::size_t taken_count_ = 0;
   Calendar queue_;

@@ -61,6 +61,7 @@ struct Port {
   std::int32_t alike = 0;       // which entry of Layout::alike says what shards have in common
   bool gives_gradient = false;  // whether reading it leads to a gradient of it
   bool is_kept = false;         // whether the backward pass reads it again
+  bool is_of_all = true;        // whether no shard is without a box
   std::vector<std::int32_t> boxes;  // by shard: its number, or kNone
 };
 

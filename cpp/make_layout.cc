@@ -308,6 +308,7 @@ class LayoutMaker {
     port.boxes.reserve(static_cast<std::size_t>(layout_.parts));
     for (std::int32_t shard = 0; shard < layout_.parts; ++shard) {
       port.boxes.push_back(boxes.has(shard) ? table->Number(boxes[shard]) : BoxTable::kNone);
+      port.is_of_all = port.is_of_all && boxes.has(shard);
     }
     return port;
   }

@@ -17,10 +17,6 @@ bool IsGivenLast(const Placement& placement, const Port& port) {
          alike.items.size() == static_cast<std::size_t>(alike.count());
 }
 
-bool IsReadByAll(const Port& port) {
-  return std::find(port.boxes.begin(), port.boxes.end(), BoxTable::kNone) == port.boxes.end();
-}
-
 }  // namespace
 
 TailBound::TailBound(const Problem* problem, const TaskGraph* graph, const PathBound* path)
@@ -117,7 +113,7 @@ TailBound::Tail TailBound::Reset() {
       const Placement& placement = graph_->placement(user);
       reads_[user] |= Weights{1} << i;
       for (const Port& port : placement.layout->weights) {
-        if (port.subject != late.weight || !IsGivenLast(placement, port) || !IsReadByAll(port)) continue;
+        if (port.subject != late.weight || !IsGivenLast(placement, port) || !port.is_of_all) continue;
         if (late.is_whole) {
           gives_[user] |= Weights{1} << i;
           continue;
@@ -151,7 +147,7 @@ TailBound::Known TailBound::Passed(const Placement& placement) const {
   bool is_any_partial = false;
   for (const Port& port : placement.layout->read) {
     if (!problem_->values[port.subject].is_differentiable || !IsGivenLast(placement, port)) continue;
-    if (IsReadByAll(port)) {
+    if (port.is_of_all) {
       add(port, &of_all);
     } else {
       is_any_partial = true;

@@ -28,7 +28,7 @@ namespace soapstone {
 
 // What an engine knows of a task or gate, in the simulation under way and in the one that stands.
 struct Live {
-  double ready_s = 0;
+  double ready_s = 0;            // when it was done, once it is taken from the queue
   std::int32_t remaining = 0;    // of those it waits for
   std::int32_t run = 0;          // the run for which all this is so
   std::int32_t first = 0;        // the moment the first of those it waits for was taken from the queue
