@@ -264,8 +264,30 @@ bool Draft::IsComplete(const std::vector<Part>& parts, std::span<const std::int3
   return ring_.size() * (ring_.size() - 1) == runs.size();
 }
 
+// Whether the boxes held by senders are all apart, and so are those that receivers want: then no two runs move the
+// same, which is seen without working out what they move.
+bool Draft::IsApart(const std::vector<Part>& parts, std::span<const std::int32_t> runs, const BoxTable& table) {
+  for (const std::int32_t device : ring_) by_sender_[device] = by_receiver_[device] = BoxTable::kNone;
+  const auto is_only = [](std::int32_t* known, std::int32_t box) {
+    if (*known == BoxTable::kNone) *known = box;
+    return *known == box;
+  };
+  for (const std::int32_t run : runs) {
+    const Part& part = parts[first_[run]];
+    if (!is_only(&by_sender_[part.from], part.held) || !is_only(&by_receiver_[part.to], part.wanted)) return false;
+  }
+  for (std::size_t i = 0; i < ring_.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      if (table.Overlaps(by_sender_[ring_[i]], by_sender_[ring_[j]])) return false;
+      if (table.Overlaps(by_receiver_[ring_[i]], by_receiver_[ring_[j]])) return false;
+    }
+  }
+  return true;
+}
+
 Pattern Draft::PatternOf(std::vector<Part>* parts, std::span<const std::int32_t> runs, BoxTable* table, bool adds) {
   const std::size_t n = ring_.size();
+  if (n > 2 && IsApart(*parts, runs, *table)) return adds ? Pattern::kTransfer : Pattern::kAllToAll;
   for (const std::int32_t device : ring_) by_sender_[device] = by_receiver_[device] = BoxTable::kNone;
   bool per_sender = true;
   bool per_receiver = true;

@@ -82,6 +82,17 @@ struct Member {
   std::int32_t resource;
 };
 
+// What resources have to do, and the most that is of interest.
+struct Ledger {
+  std::vector<std::int64_t>* work_fs;  // by resource
+  double limit_fs;
+  bool is_exceeded = false;
+
+  void Add(std::int32_t resource, double duration_s) {
+    is_exceeded |= static_cast<double>((*work_fs)[resource] += Femtoseconds(duration_s)) > limit_fs;
+  }
+};
+
 // Seconds of a collective of `count` devices on the slowest link of its ring, as cost/analytic.py has them.
 double CollectiveSeconds(Pattern pattern, std::int64_t piece_bytes, std::int64_t count, double bandwidth,
                          double latency);
@@ -97,7 +108,12 @@ class Draft {
 
   void Clear();
 
+  // Enters all tasks that are added from now on; null for none. Once the ledger is exceeded, an exchange is not put
+  // together any further.
+  void Keep(Ledger* ledger) { ledger_ = ledger; }
+
   Ref Add(TaskKind kind, std::int32_t resource, double duration_s, std::int64_t size_bytes, TaskOrder order) {
+    if (ledger_ != nullptr) ledger_->Add(resource, duration_s);
     kind_.push_back(kind);
     resource_.push_back(resource);
     duration_s_.push_back(duration_s);
@@ -114,7 +130,10 @@ class Draft {
     batched_ = static_cast<std::int32_t>(members_.size());
     return batch;
   }
-  void AddMember(std::int32_t resource, double duration_s) { members_.push_back({duration_s, resource}); }
+  void AddMember(std::int32_t resource, double duration_s) {
+    if (ledger_ != nullptr) ledger_->Add(resource, duration_s);
+    members_.push_back({duration_s, resource});
+  }
 
   bool has_batches() const { return batches_ == Batches::kTogether; }
 
@@ -172,7 +191,10 @@ class Draft {
                                                set_begin_[set + 1] - set_begin_[set]);
       const Pattern pattern = Recognised(parts, runs, table, adds);
       if (pattern == Pattern::kTransfer) {
-        for (const std::int32_t run : runs) AddTransfer(*parts, run, item_bytes, gives, order);
+        for (const std::int32_t run : runs) {
+          AddTransfer(*parts, run, item_bytes, gives, order);
+          if (ledger_ != nullptr && ledger_->is_exceeded) return;
+        }
         continue;
       }
       const auto ends = AddMove(pattern, ring_, (*parts)[first_[runs[0]]].volume * item_bytes, order);
@@ -208,6 +230,7 @@ class Draft {
   // What the runs form as far as pairs and sizes tell, the sources they give in `given_`, the devices in
   // `ring_`; kTransfer unless every pair of devices moves one box, all of one size.
   bool IsComplete(const std::vector<Part>& parts, std::span<const std::int32_t> runs);
+  bool IsApart(const std::vector<Part>& parts, std::span<const std::int32_t> runs, const BoxTable& table);
   Pattern PatternOf(std::vector<Part>* parts, std::span<const std::int32_t> runs, BoxTable* table, bool adds);
 
   template <typename Adds>
@@ -243,6 +266,7 @@ class Draft {
 
   const MachineData& machine_;
   Batches batches_;
+  Ledger* ledger_ = nullptr;
   std::vector<std::int32_t> member_count_;  // by task: 0 if it is no batch
   std::vector<Member> members_;
   std::int32_t batched_ = 0;

@@ -125,10 +125,9 @@ double Engine::Propose(std::span<const Change> changes, double threshold_s) {
 
 // Rebuilds the groups of one pass. False if that shows that the limit cannot be met.
 bool Engine::Build(Pass pass, double limit_fs) {
+  Ledger ledger{&work_fs_, limit_fs};
   for (const std::int32_t group : graph_.affected(pass)) {
-    graph_.Rebuild(group);
-    Count(graph_.groups()[group], 1);
-    if (!FitsCounted(graph_.groups()[group], limit_fs)) return false;
+    if (!graph_.Rebuild(group, &ledger)) return false;
   }
   graph_.Link(pass);
   Reserve();
@@ -294,18 +293,6 @@ void Engine::Count(const Group& group, std::int64_t sign) {
       work_fs_[resource] += sign * Femtoseconds(seconds);
     });
   }
-}
-
-// Whether every resource of a group could do its tasks in time.
-bool Engine::FitsCounted(const Group& group, double limit_fs) {
-  const Slot* slot = graph_.slots().data() + group.first;
-  bool fits = true;
-  for (std::int32_t i = 0; i < group.tasks; ++i) {
-    slot[i].ForEachTask([&](std::int32_t resource, double) {
-      fits = fits && static_cast<double>(work_fs_[resource]) <= limit_fs;
-    });
-  }
-  return fits;
 }
 
 // Whether every resource could do what it has left, no task of it starting before `now_s`.

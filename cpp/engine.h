@@ -78,7 +78,6 @@ class Engine final : public Simulator {
   void LookAtBounds();
   bool FitsCompute(double limit_fs);
   void Count(const Group& group, std::int64_t sign);
-  bool FitsCounted(const Group& group, double limit_fs);
   bool Build(Pass pass, double limit_fs);
   void NextRun();
   void Reserve();

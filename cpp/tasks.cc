@@ -200,8 +200,11 @@ void TaskGraph::Begin(std::span<const Change> changes) {
   }
 }
 
-void TaskGraph::Rebuild(std::int32_t group) {
+bool TaskGraph::Rebuild(std::int32_t group, Ledger* ledger) {
+  draft_.Keep(ledger);
   Build(group, &spare_[group]);
+  if (ledger != nullptr && ledger->is_exceeded) return false;
+  Install(group, &spare_[group]);
   std::swap(groups_[group], spare_[group]);
   rebuilt_.push_back(group);
   if (group < block_count()) {
@@ -209,6 +212,7 @@ void TaskGraph::Rebuild(std::int32_t group) {
   } else {
     Attach(group, groups_[group], spare_[group]);
   }
+  return true;
 }
 
 // Makes the tasks of attached blocks wait for what a group is now and not for what it was. Blocks rebuilt in
@@ -350,9 +354,7 @@ void TaskGraph::Build(std::int32_t group, Group* built) {
     if (has_gradient) AddBackward(value - value_count(), WrittenOf(value - value_count()));
   } else {
     BuildShelf(value - 2 * value_count(), built);
-    return;
   }
-  Install(group, built);
 }
 
 // Makes room for this many slots.
@@ -433,6 +435,7 @@ void TaskGraph::Install(std::int32_t number, Group* built) {
     own[i].next = built->successors.items.data() + built->successors.begin[i];
     own[i].next_count = built->successors.begin[i + 1] - built->successors.begin[i];
   }
+  if (!built->weights.empty()) FinishShelf(built);
 }
 
 // -- the whole --------------------------------------------------------------------------------------------

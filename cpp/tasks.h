@@ -149,7 +149,9 @@ class TaskGraph {
   //
   // REQUIRES: no block is named twice.
   void Begin(std::span<const Change> changes);
-  void Rebuild(std::int32_t group);
+  // Enters the tasks of the group into the ledger, if there is one; if that is exceeded, the group is left as it was,
+  // and false is returned.
+  bool Rebuild(std::int32_t group, Ledger* ledger = nullptr);
   void Link(Pass pass);
   void Keep();
   void Undo();
@@ -277,6 +279,7 @@ class TaskGraph {
   void AddForward(std::int32_t value, const Written& written);
   void AddBackward(std::int32_t value, const Written& written);
   void BuildShelf(std::int32_t shelf, Group* built);
+  void FinishShelf(Group* built);
   // True if no gradient of the weight is computed by several devices at once, so that each piece that more
   // than one device holds is one all-reduce.
   bool IsPlain(std::int32_t weight) const;

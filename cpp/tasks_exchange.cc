@@ -240,6 +240,7 @@ void TaskGraph::AddForward(std::int32_t value, const Written& written) {
     }
   }
   const auto adds = [&](const std::vector<std::int32_t>& sources) {
+    if (written.summand.front() == written.summand.back()) return false;  // they are sorted
     for (std::size_t i = 0; i < sources.size(); ++i) {
       for (std::size_t j = 0; j < i; ++j) {
         const std::int32_t a = sources[i];

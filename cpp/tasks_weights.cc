@@ -39,7 +39,10 @@ void TaskGraph::BuildShelf(std::int32_t shelf, Group* built) {
     built->has_gates ? AddPlainGradients(weight, own) : AddGradients(weight, *built, own);
   }
   AddBuckets();
-  Install(ShelfGroup(shelf), built);
+}
+
+// Turns what the draft of a shelf says of updates and gates into slots.
+void TaskGraph::FinishShelf(Group* built) {
   for (Group::OfWeight& own : built->weights) {
     for (std::int32_t& slot : own.update_of_device) slot = slot < 0 ? -1 : built->first + slot;
   }
