@@ -5,15 +5,16 @@
 namespace soapstone {
 
 std::int32_t BoxTable::Number(std::span<const std::int64_t> bounds) {
-  if (2 * (volumes_.size() + 1) > slots_.size()) Grow();
-  const std::size_t slot = Slot(bounds);
-  if (slots_[slot] != kNone) return slots_[slot];
+  if (2 * (volumes_.size() + 1) > places_.size()) Grow();
+  const std::uint32_t hash = Hash(bounds);
+  Place& place = places_[PlaceOf(bounds, hash)];
+  if (place.box != kNone) return place.box;
   std::int64_t volume = 1;
   for (std::size_t i = 0; i < width_; i += 2) volume *= std::max<std::int64_t>(0, bounds[i + 1] - bounds[i]);
-  slots_[slot] = static_cast<std::int32_t>(volumes_.size());
+  place = {static_cast<std::int32_t>(volumes_.size()), hash};
   bounds_.insert(bounds_.end(), bounds.begin(), bounds.end());
   volumes_.push_back(volume);
-  return slots_[slot];
+  return place.box;
 }
 
 std::int32_t BoxTable::Overlap(std::int32_t a, std::int32_t b) {
@@ -37,6 +38,15 @@ std::int32_t BoxTable::WorkedOutOverlap(std::int32_t a, std::int32_t b) {
   return Number(scratch_);
 }
 
+void BoxTable::OverlapInto(std::int32_t a, std::int32_t b, std::int64_t* bounds) const {
+  const std::int64_t* first = bounds_.data() + a * width_;
+  const std::int64_t* second = bounds_.data() + b * width_;
+  for (std::size_t i = 0; i < width_; i += 2) {
+    bounds[i] = std::max(first[i], second[i]);
+    bounds[i + 1] = std::min(first[i + 1], second[i + 1]);
+  }
+}
+
 bool BoxTable::Overlaps(std::int32_t a, std::int32_t b) const {
   const std::int64_t* first = bounds_.data() + a * width_;
   const std::int64_t* second = bounds_.data() + b * width_;
@@ -52,22 +62,34 @@ bool BoxTable::Less(std::int32_t a, std::int32_t b) const {
   return std::lexicographical_compare(first.begin(), first.end(), second.begin(), second.end());
 }
 
-std::size_t BoxTable::Slot(std::span<const std::int64_t> bounds) const {
+std::uint32_t BoxTable::Hash(std::span<const std::int64_t> bounds) {
   std::uint64_t hash = 0x9e3779b97f4a7c15;
   for (const std::int64_t bound : bounds) {
     hash = (hash ^ static_cast<std::uint64_t>(bound)) * 0xff51afd7ed558ccd;
     hash ^= hash >> 32;
   }
-  std::size_t slot = hash & (slots_.size() - 1);
-  while (slots_[slot] != kNone && !IsSame(bounds.data(), slots_[slot])) slot = (slot + 1) & (slots_.size() - 1);
-  return slot;
+  return static_cast<std::uint32_t>(hash);
+}
+
+std::size_t BoxTable::PlaceOf(std::span<const std::int64_t> bounds, std::uint32_t hash) const {
+  const std::size_t mask = places_.size() - 1;
+  std::size_t at = hash & mask;
+  while (places_[at].box != kNone && (places_[at].hash != hash || !IsSame(bounds.data(), places_[at].box))) {
+    at = (at + 1) & mask;
+  }
+  return at;
 }
 
 void BoxTable::Grow() {
-  slots_.assign(std::max<std::size_t>(16, 2 * slots_.size()), kNone);
-  for (std::size_t box = 0; box < volumes_.size(); ++box) {
-    slots_[Slot(Bounds(static_cast<std::int32_t>(box)))] = static_cast<std::int32_t>(box);
+  std::vector<Place> larger(std::max<std::size_t>(16, 2 * places_.size()));
+  const std::size_t mask = larger.size() - 1;
+  for (const Place& place : places_) {
+    if (place.box == kNone) continue;
+    std::size_t at = place.hash & mask;
+    while (larger[at].box != kNone) at = (at + 1) & mask;
+    larger[at] = place;
   }
+  places_.swap(larger);
 }
 
 }  // namespace soapstone

@@ -26,12 +26,18 @@ class BoxTable {
   // what was found is kept for a while.
   std::int32_t Overlap(std::int32_t a, std::int32_t b);
 
+  // The bounds of what two boxes share.
+  //
+  // REQUIRES: they do share some elements; there is room for the bounds.
+  void OverlapInto(std::int32_t a, std::int32_t b, std::int64_t* bounds) const;
+
   bool Overlaps(std::int32_t a, std::int32_t b) const;
 
   std::span<const std::int64_t> Bounds(std::int32_t box) const {
     return {bounds_.data() + static_cast<std::size_t>(box) * width_, width_};
   }
   std::int64_t Volume(std::int32_t box) const { return volumes_[box]; }
+  std::size_t width() const { return width_; }
   std::size_t size() const { return volumes_.size(); }
 
   // Whether a box comes before another: lexicographically by their bounds.
@@ -47,7 +53,14 @@ class BoxTable {
     std::int32_t overlap = kNone;
   };
 
-  std::size_t Slot(std::span<const std::int64_t> bounds) const;
+  // Where a box is known, or could be put. With a part of its hash beside it, few boxes are looked at in vain.
+  struct Place {
+    std::int32_t box = kNone;
+    std::uint32_t hash = 0;
+  };
+
+  static std::uint32_t Hash(std::span<const std::int64_t> bounds);
+  std::size_t PlaceOf(std::span<const std::int64_t> bounds, std::uint32_t hash) const;
   void Grow();
   std::int32_t WorkedOutOverlap(std::int32_t a, std::int32_t b);
 
@@ -63,7 +76,7 @@ class BoxTable {
   std::size_t width_;
   std::vector<std::int64_t> bounds_;
   std::vector<std::int64_t> volumes_;
-  std::vector<std::int32_t> slots_;  // open addressing; kNone where empty
+  std::vector<Place> places_;  // open addressing
   std::vector<std::int64_t> scratch_;
   std::vector<Met> met_;  // by hash of the two
 };

@@ -6,6 +6,8 @@
 namespace soapstone {
 namespace {
 
+constexpr std::size_t kFewParts = 16;  // between two devices
+
 TaskKind KindOf(Pattern pattern) {
   switch (pattern) {
     case Pattern::kTransfer:
@@ -45,13 +47,8 @@ Draft::Draft(const MachineData* machine, Batches batches)
       by_receiver_(machine->device_count) {}
 
 void Draft::Clear() {
-  kind_.clear();
-  resource_.clear();
-  duration_s_.clear();
-  size_bytes_.clear();
-  order_.clear();
+  tasks_.clear();
   edges_.clear();
-  member_count_.clear();
   members_.clear();
   batched_ = 0;
   gates_ = 0;
@@ -96,17 +93,10 @@ std::pair<Ref, Ref> Draft::AddMove(Pattern pattern, std::span<const std::int32_t
   return {enter, leave};
 }
 
-std::int32_t Draft::BoxOf(Part* part, BoxTable* table) {
-  if (part->box == BoxTable::kNone) {
-    if (part->volume == table->Volume(part->held)) {
-      part->box = part->held;
-    } else if (part->volume == table->Volume(part->wanted)) {
-      part->box = part->wanted;
-    } else {
-      part->box = table->Overlap(part->held, part->wanted);
-    }
-  }
-  return part->box;
+std::int32_t Draft::BoxOf(const Part& part, BoxTable* table) {
+  if (part.volume == table->Volume(part.held)) return part.held;
+  if (part.volume == table->Volume(part.wanted)) return part.wanted;
+  return table->Overlap(part.held, part.wanted);
 }
 
 // By one field that is a device, keeping the order of equal ones.
@@ -133,16 +123,43 @@ void Draft::Sort(std::vector<Part>* parts, BoxTable* table) {
 }
 
 void Draft::SortPair(std::span<Part> parts, BoxTable* table) {
-  for (Part& part : parts) BoxOf(&part, table);
-  std::sort(parts.begin(), parts.end(), [table](const Part& a, const Part& b) {
-    if (a.box != b.box) return table->Less(a.box, b.box);
-    return a.wanted != b.wanted ? a.wanted < b.wanted : a.source < b.source;
-  });
+  const auto sort = [&](const auto& is_less) {
+    std::sort(parts.begin(), parts.end(), [&](const Part& a, const Part& b) {
+      if (a.box != b.box) return is_less(a.box, b.box);
+      return a.wanted != b.wanted ? a.wanted < b.wanted : a.source < b.source;
+    });
+  };
+  if (parts.size() <= kFewParts) {
+    NumberBoxes(parts, *table);
+    const std::size_t width = table->width();
+    sort([&](std::int32_t a, std::int32_t b) {
+      const std::int64_t* first = bounds_.data() + a * width;
+      const std::int64_t* second = bounds_.data() + b * width;
+      return std::lexicographical_compare(first, first + width, second, second + width);
+    });
+  } else {
+    for (Part& part : parts) part.box = BoxOf(part, table);
+    sort([table](std::int32_t a, std::int32_t b) { return table->Less(a, b); });
+  }
   for (std::size_t i = 0; i < parts.size();) {
     std::size_t end = i + 1;
     while (end < parts.size() && parts[end].box == parts[i].box) ++end;
     NumberSums(parts.subspan(i, end - i));
     i = end;
+  }
+}
+
+// Numbers what a few parts move by comparing it all: that takes less than to look it up in the table, which is large.
+void Draft::NumberBoxes(std::span<Part> parts, const BoxTable& table) {
+  const std::size_t width = table.width();
+  bounds_.resize(parts.size() * width);
+  std::int32_t count = 0;
+  for (Part& part : parts) {
+    std::int64_t* own = bounds_.data() + count * width;
+    table.OverlapInto(part.held, part.wanted, own);
+    part.box = 0;
+    while (part.box < count && !std::equal(own, own + width, bounds_.data() + part.box * width)) ++part.box;
+    if (part.box == count) ++count;
   }
 }
 
@@ -192,39 +209,38 @@ std::int32_t Draft::Leader(std::int32_t device) {
 // their first.
 void Draft::FindConnected(const std::vector<Part>& parts) {
   const auto runs = static_cast<std::int32_t>(first_.size()) - 1;
-  std::int32_t lanes = 1;
-  for (std::int32_t run = 0; run < runs; ++run) lanes = std::max(lanes, parts[first_[run]].lane + 1);
-  // Runs between the same two devices follow each other: what was just found for one holds for the next.
-  const auto repeats = [&](std::int32_t run) {
-    return run > 0 && IsSamePair(parts[first_[run]], parts[first_[run - 1]]) &&
-           parts[first_[run]].lane == parts[first_[run - 1]].lane;
-  };
   const std::int32_t devices = machine_.device_count;
+  std::int32_t lanes = 1;
+  ends_.resize(runs);
+  for (std::int32_t run = 0; run < runs; ++run) {
+    const Part& part = parts[first_[run]];
+    ends_[run] = {part.lane * devices + part.from, part.lane * devices + part.to};
+    lanes = std::max(lanes, part.lane + 1);
+  }
   if (leader_.size() < static_cast<std::size_t>(lanes) * devices) {
     leader_.resize(static_cast<std::size_t>(lanes) * devices, -1);
     place_.resize(leader_.size(), -1);
   }
-  const auto from = [&](std::int32_t run) { return parts[first_[run]].lane * devices + parts[first_[run]].from; };
-  const auto to = [&](std::int32_t run) { return parts[first_[run]].lane * devices + parts[first_[run]].to; };
-  for (std::int32_t run = 0; run < runs; ++run) {
-    leader_[from(run)] = from(run);
-    leader_[to(run)] = to(run);
-    place_[from(run)] = place_[to(run)] = -1;
+  for (const auto& [from, to] : ends_) {
+    leader_[from] = from;
+    leader_[to] = to;
+    place_[from] = place_[to] = -1;
   }
   for (std::int32_t run = 0; run < runs; ++run) {
-    if (repeats(run)) continue;
-    const std::int32_t a = Leader(from(run));
-    const std::int32_t b = Leader(to(run));
+    // Runs between the same two devices follow each other.
+    if (run > 0 && ends_[run] == ends_[run - 1]) continue;
+    const std::int32_t a = Leader(ends_[run].first);
+    const std::int32_t b = Leader(ends_[run].second);
     leader_[std::max(a, b)] = std::min(a, b);
   }
   // Counted, then filled: place_ is first the number of the set, by leader.
   set_begin_.assign(1, 0);
   set_of_run_.resize(runs);
   for (std::int32_t run = 0; run < runs; ++run) {
-    if (run > 0 && from(run) == from(run - 1)) {
+    if (run > 0 && ends_[run].first == ends_[run - 1].first) {
       set_of_run_[run] = set_of_run_[run - 1];
     } else {
-      const std::int32_t leader = Leader(from(run));
+      const std::int32_t leader = Leader(ends_[run].first);
       if (place_[leader] < 0) {
         place_[leader] = static_cast<std::int32_t>(set_begin_.size()) - 1;
         set_begin_.push_back(0);
@@ -285,16 +301,16 @@ bool Draft::IsApart(const std::vector<Part>& parts, std::span<const std::int32_t
   return true;
 }
 
-Pattern Draft::PatternOf(std::vector<Part>* parts, std::span<const std::int32_t> runs, BoxTable* table, bool adds) {
+Pattern Draft::PatternOf(const std::vector<Part>& parts, std::span<const std::int32_t> runs, BoxTable* table, bool adds) {
   const std::size_t n = ring_.size();
-  if (n > 2 && IsApart(*parts, runs, *table)) return adds ? Pattern::kTransfer : Pattern::kAllToAll;
+  if (n > 2 && IsApart(parts, runs, *table)) return adds ? Pattern::kTransfer : Pattern::kAllToAll;
   for (const std::int32_t device : ring_) by_sender_[device] = by_receiver_[device] = BoxTable::kNone;
   bool per_sender = true;
   bool per_receiver = true;
   boxes_.clear();
   for (const std::int32_t run : runs) {
-    Part& part = (*parts)[first_[run]];
-    const std::int32_t box = BoxOf(&part, table);
+    const Part& part = parts[first_[run]];
+    const std::int32_t box = BoxOf(part, table);
     boxes_.push_back(box);
     if (by_sender_[part.from] == BoxTable::kNone) by_sender_[part.from] = box;
     if (by_receiver_[part.to] == BoxTable::kNone) by_receiver_[part.to] = box;

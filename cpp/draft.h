@@ -72,7 +72,7 @@ struct Part {
   Ref taker = {Ref::kOwn, 0};
   std::int64_t volume = 0;
   std::int32_t lane = 0;  // of the source
-  std::int32_t box = BoxTable::kNone;  // its own number, once asked for
+  std::int32_t box = BoxTable::kNone;  // a number of what it moves, among the parts between the two
   std::int32_t sum = 0;  // which sum of sources it is part of, among those of this box between the two
 };
 
@@ -114,19 +114,14 @@ class Draft {
 
   Ref Add(TaskKind kind, std::int32_t resource, double duration_s, std::int64_t size_bytes, TaskOrder order) {
     if (ledger_ != nullptr) ledger_->Add(resource, duration_s);
-    kind_.push_back(kind);
-    resource_.push_back(resource);
-    duration_s_.push_back(duration_s);
-    size_bytes_.push_back(size_bytes);
-    order_.push_back(order);
-    member_count_.push_back(0);
-    return {Ref::kOwn, static_cast<std::int32_t>(kind_.size()) - 1};
+    tasks_.push_back({duration_s, order, size_bytes, resource, 0, kind});
+    return {Ref::kOwn, static_cast<std::int32_t>(tasks_.size()) - 1};
   }
 
   // A batch, whose members are those added by AddMember() since the last one; `order` is that of the first.
   Ref AddBatch(TaskKind kind, std::int64_t size_bytes, TaskOrder order) {
     const Ref batch = Add(kind, 0, 0, size_bytes, order);
-    member_count_.back() = static_cast<std::int32_t>(members_.size()) - batched_;
+    tasks_.back().members = static_cast<std::int32_t>(members_.size()) - batched_;
     batched_ = static_cast<std::int32_t>(members_.size());
     return batch;
   }
@@ -189,7 +184,7 @@ class Draft {
     for (std::size_t set = 0; set + 1 < set_begin_.size(); ++set) {
       const std::span<const std::int32_t> runs(set_runs_.data() + set_begin_[set],
                                                set_begin_[set + 1] - set_begin_[set]);
-      const Pattern pattern = Recognised(parts, runs, table, adds);
+      const Pattern pattern = Recognised(*parts, runs, table, adds);
       if (pattern == Pattern::kTransfer) {
         for (const std::int32_t run : runs) {
           AddTransfer(*parts, run, item_bytes, gives, order);
@@ -203,12 +198,21 @@ class Draft {
     }
   }
 
-  std::int32_t tasks() const { return static_cast<std::int32_t>(kind_.size()); }
+  std::int32_t tasks() const { return static_cast<std::int32_t>(tasks_.size()); }
   std::int32_t gates() const { return gates_; }
 
  private:
   friend class TaskGraph;
   friend class DraftView;
+
+  struct Task {
+    double duration_s;
+    TaskOrder order;
+    std::int64_t size_bytes;
+    std::int32_t resource;
+    std::int32_t members;  // 0 if it is no batch
+    TaskKind kind;
+  };
 
   struct Edge {
     Ref from;
@@ -218,11 +222,12 @@ class Draft {
   static bool IsSamePair(const Part& a, const Part& b) { return a.from == b.from && a.to == b.to; }
 
   // The number of the box that is moved.
-  static std::int32_t BoxOf(Part* part, BoxTable* table);
+  static std::int32_t BoxOf(const Part& part, BoxTable* table);
 
   void SortBy(std::int32_t Part::*device, std::vector<Part>* parts);
   void Sort(std::vector<Part>* parts, BoxTable* table);
   void SortPair(std::span<Part> parts, BoxTable* table);
+  void NumberBoxes(std::span<Part> parts, const BoxTable& table);
   static void NumberSums(std::span<Part> parts);
   void FindRuns(const std::vector<Part>& parts);
   void FindConnected(const std::vector<Part>& parts);
@@ -231,15 +236,15 @@ class Draft {
   // `ring_`; kTransfer unless every pair of devices moves one box, all of one size.
   bool IsComplete(const std::vector<Part>& parts, std::span<const std::int32_t> runs);
   bool IsApart(const std::vector<Part>& parts, std::span<const std::int32_t> runs, const BoxTable& table);
-  Pattern PatternOf(std::vector<Part>* parts, std::span<const std::int32_t> runs, BoxTable* table, bool adds);
+  Pattern PatternOf(const std::vector<Part>& parts, std::span<const std::int32_t> runs, BoxTable* table, bool adds);
 
   template <typename Adds>
-  Pattern Recognised(std::vector<Part>* parts, std::span<const std::int32_t> runs, BoxTable* table,
+  Pattern Recognised(const std::vector<Part>& parts, std::span<const std::int32_t> runs, BoxTable* table,
                      const Adds& adds) {
-    if (!IsComplete(*parts, runs)) return Pattern::kTransfer;
+    if (!IsComplete(parts, runs)) return Pattern::kTransfer;
     given_.clear();
     for (const std::int32_t run : runs) {
-      for (std::int32_t i = first_[run]; i < first_[run + 1]; ++i) given_.push_back((*parts)[i].source);
+      for (std::int32_t i = first_[run]; i < first_[run + 1]; ++i) given_.push_back(parts[i].source);
     }
     std::sort(given_.begin(), given_.end());
     given_.erase(std::unique(given_.begin(), given_.end()), given_.end());
@@ -267,20 +272,16 @@ class Draft {
   const MachineData& machine_;
   Batches batches_;
   Ledger* ledger_ = nullptr;
-  std::vector<std::int32_t> member_count_;  // by task: 0 if it is no batch
   std::vector<Member> members_;
   std::int32_t batched_ = 0;
-  std::vector<TaskKind> kind_;
-  std::vector<std::int32_t> resource_;
-  std::vector<double> duration_s_;
-  std::vector<std::int64_t> size_bytes_;
-  std::vector<TaskOrder> order_;
+  std::vector<Task> tasks_;
   std::int32_t gates_ = 0;
   std::vector<Edge> edges_;
 
   std::vector<std::int32_t> begin_;
   std::vector<Part> sorted_;
   std::vector<std::int32_t> first_;      // where runs of parts that are one transfer begin
+  std::vector<std::pair<std::int32_t, std::int32_t>> ends_;  // by run: where it comes from and goes to
   std::vector<std::int32_t> set_begin_;  // sets of runs between devices that exchange among themselves
   std::vector<std::int32_t> set_runs_;
   std::vector<std::int32_t> set_of_run_;
@@ -289,6 +290,7 @@ class Draft {
   std::vector<std::int32_t> ring_;
   std::vector<std::int32_t> given_;
   std::vector<std::int32_t> boxes_;
+  std::vector<std::int64_t> bounds_;  // of boxes between two devices
   std::vector<std::int32_t> by_sender_;
   std::vector<std::int32_t> by_receiver_;
 };
@@ -301,10 +303,10 @@ class DraftView {
 
   std::int32_t tasks() const { return draft_.tasks(); }
   std::int32_t gates() const { return draft_.gates(); }
-  std::int64_t size_bytes(std::int32_t task) const { return draft_.size_bytes_[task]; }
-  double duration_s(std::int32_t task) const { return draft_.duration_s_[task]; }
-  std::int32_t resource(std::int32_t task) const { return draft_.resource_[task]; }
-  TaskOrder order(std::int32_t task) const { return draft_.order_[task]; }
+  std::int64_t size_bytes(std::int32_t task) const { return draft_.tasks_[task].size_bytes; }
+  double duration_s(std::int32_t task) const { return draft_.tasks_[task].duration_s; }
+  std::int32_t resource(std::int32_t task) const { return draft_.tasks_[task].resource; }
+  TaskOrder order(std::int32_t task) const { return draft_.tasks_[task].order; }
 
   // Calls visit(before, task) for each edge.
   template <typename Visit>

@@ -382,13 +382,14 @@ void TaskGraph::Install(std::int32_t number, Group* built) {
   built->members.assign(draft_.members_.begin(), draft_.members_.end());
   const Member* members = built->members.data();
   for (std::int32_t i = 0; i < built->tasks; ++i) {
-    own[i] = {{draft_.duration_s_[i]}, draft_.order_[i], nullptr, 0, draft_.resource_[i], 0, number, {}};
-    if (const std::int32_t count = draft_.member_count_[i]; count > 0) {
+    const Draft::Task& task = draft_.tasks_[i];
+    own[i] = {{task.duration_s}, task.order, nullptr, 0, task.resource, 0, number, {}};
+    if (task.members > 0) {
       own[i].members = members;
-      own[i].resource = Slot::BatchOf(count);
-      members += count;
+      own[i].resource = Slot::BatchOf(task.members);
+      members += task.members;
     }
-    labels_[built->first + i] = {draft_.kind_[i], draft_.size_bytes_[i]};
+    labels_[built->first + i] = {task.kind, task.size_bytes};
   }
   for (std::int32_t i = built->tasks; i < built->size(); ++i) own[i] = {{0}, 0, nullptr, 0, Slot::kGate, 0, number, {}};
   built->successors.begin.assign(built->size() + 1, 0);
