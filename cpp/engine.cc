@@ -410,6 +410,33 @@ void Engine::Start(std::int32_t from, double limit_s) {
   moment_ = start_;
 }
 
+// Arrive() and Revive() are part of the inner loop, and inlined there.
+
+// Works out what a slot that the simulation reaches for the first time still waits for.
+__attribute__((always_inline)) inline void Engine::Revive(Slot* slot) {
+  Live* live = &slot->live;
+  *live = {0, slot->waits, run_, moment_, live->stood_first};
+  if (awaits_backward_ && IsPending(*slot)) live->remaining += PendingOf(*slot);
+  if (start_ > 0 && live->stood_first < start_ && rebuilt_in_[slot->group] != run_) TakeOver(slot);
+}
+
+__attribute__((always_inline)) inline void Engine::Arrive(std::int32_t number, double end_s) {
+  Slot* slot = graph_.slot(number);
+  Live* live = &slot->live;
+  if (live->run != run_) Revive(slot);
+  live->ready_s = std::max(live->ready_s, end_s);
+  if (--live->remaining > 0) {
+    if (live->remaining == kPending) is_backward_due_ = true;
+    return;
+  }
+  if (slot->resource == Slot::kGate) {
+    OpenGate(number);
+    return;
+  }
+  __builtin_prefetch(slot->next);
+  queue_.Push({live->ready_s, slot->order, number});
+}
+
 double Engine::Run(std::int32_t from, double threshold_s) {
   const double limit_fs = LimitOf(threshold_s);
   double scale_s = threshold_s;
@@ -436,6 +463,8 @@ double Engine::Run(std::int32_t from, double threshold_s) {
       if (slot.next[i] >= 0) __builtin_prefetch(&graph_.slots()[slot.next[i]], 1);
     }
   };
+  double* const free_s = free_s_.data();
+  std::int64_t* const left_fs = left_fs_.data();
   Calendar::Event event;
   std::int32_t until_snapshot = between;
   const std::int32_t between_looks = std::max(kBetweenLooks, resources_ / 2);
@@ -454,16 +483,16 @@ double Engine::Run(std::int32_t from, double threshold_s) {
       const bool is_due = awaits_backward_ && (is_backward_due_ || IsAwaited(graph_.slots()[number]));
       if (is_due && !CatchUpBackward(limit_fs)) return kNever;
       Slot& slot = *graph_.slot(number);
+      counters_.simulated += slot.is_batch() ? slot.member_count() : 1;
       double end_s = 0;
       bool is_late = false;
       slot.ForEachTask([&](std::int32_t resource, double seconds) {
-        const double until_s = std::max(event.ready_s, free_s_[resource]) + seconds;
-        const std::int64_t work_fs = Femtoseconds(seconds);
-        free_s_[resource] = until_s;
-        left_fs_[resource] -= work_fs;
+        const double until_s = std::max(event.ready_s, free_s[resource]) + seconds;
+        const std::int64_t still_fs = left_fs[resource] - Femtoseconds(seconds);
+        free_s[resource] = until_s;
+        left_fs[resource] = still_fs;
         end_s = std::max(end_s, until_s);
-        is_late = is_late || until_s * kFemto + static_cast<double>(left_fs_[resource]) > limit_fs;
-        ++counters_.simulated;
+        is_late |= until_s * kFemto + static_cast<double>(still_fs) > limit_fs;
       });
       if (!slot.is_batch() && slot.resource < devices_ && OrderPass(slot.order) != kUpdatePass) {
         done_compute_fs_[slot.resource] += Femtoseconds(slot.duration_s);
@@ -487,36 +516,15 @@ double Engine::Run(std::int32_t from, double threshold_s) {
   return so_far_s_;
 }
 
-void Engine::Arrive(std::int32_t number, double end_s) {
-  Slot* slot = graph_.slot(number);
-  Live* live = &slot->live;
-  if (live->run != run_) Revive(slot);
-  live->ready_s = std::max(live->ready_s, end_s);
-  if (--live->remaining > 0) {
-    if (live->remaining == kPending) is_backward_due_ = true;
-    return;
-  }
-  if (slot->resource == Slot::kGate) {
-    OpenGate(number);
-    return;
-  }
-  __builtin_prefetch(slot->next);
-  queue_.Push({live->ready_s, slot->order, number});
-}
-
 void Engine::OpenGate(std::int32_t number) {
   const Slot& gate = graph_.slots()[number];
   opened_.push_back({number, moment_});
   for (std::int32_t i = 0; i < gate.next_count; ++i) Arrive(gate.next[i], gate.live.ready_s);
 }
 
-// Works out what a slot that the simulation reaches for the first time still waits for.
-void Engine::Revive(Slot* slot) {
+// Takes over what had arrived at a slot, in the simulation that stands, before this one starts.
+void Engine::TakeOver(Slot* slot) {
   Live* live = &slot->live;
-  *live = {0, slot->waits, run_, moment_, live->stood_first};
-  if (awaits_backward_ && IsPending(*slot)) live->remaining += PendingOf(*slot);
-  if (start_ == 0) return;
-  if (rebuilt_in_[slot->group] == run_ || live->stood_first >= start_) return;
   live->first = live->stood_first;
   // Nothing of what is rebuilt has arrived.
   const auto is_rebuilt = [this](std::int32_t group) { return rebuilt_in_[group] == run_; };

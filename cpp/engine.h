@@ -104,6 +104,7 @@ class Engine final : public Simulator {
   void Arrive(std::int32_t number, double end_s);
   void OpenGate(std::int32_t number);
   void Revive(Slot* slot);
+  void TakeOver(Slot* slot);
   void Commit();
 
   TaskGraph graph_;
