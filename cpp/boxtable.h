@@ -53,7 +53,7 @@ class BoxTable {
     std::int32_t overlap = kNone;
   };
 
-  // Where a box is known, or could be put. With a part of its hash beside it, few boxes are looked at in vain.
+  // Where a box is known, or could be put. With its hash beside it, few boxes are looked at in vain.
   struct Place {
     std::int32_t box = kNone;
     std::uint32_t hash = 0;

@@ -149,7 +149,8 @@ void Draft::SortPair(std::span<Part> parts, BoxTable* table) {
   }
 }
 
-// Numbers what a few parts move by comparing it all: that takes less than to look it up in the table, which is large.
+// Numbers what a few parts move by comparing it all: that takes less than to look it up in the table, which
+// is large.
 void Draft::NumberBoxes(std::span<Part> parts, const BoxTable& table) {
   const std::size_t width = table.width();
   bounds_.resize(parts.size() * width);
@@ -280,9 +281,10 @@ bool Draft::IsComplete(const std::vector<Part>& parts, std::span<const std::int3
   return ring_.size() * (ring_.size() - 1) == runs.size();
 }
 
-// Whether the boxes held by senders are all apart, and so are those that receivers want: then no two runs move the
-// same, which is seen without working out what they move.
-bool Draft::IsApart(const std::vector<Part>& parts, std::span<const std::int32_t> runs, const BoxTable& table) {
+// Whether the boxes held by senders are all apart, and so are those that receivers want: then no two runs
+// move the same, which is seen without working out what they move.
+bool Draft::IsApart(const std::vector<Part>& parts, std::span<const std::int32_t> runs,
+                    const BoxTable& table) {
   for (const std::int32_t device : ring_) by_sender_[device] = by_receiver_[device] = BoxTable::kNone;
   const auto is_only = [](std::int32_t* known, std::int32_t box) {
     if (*known == BoxTable::kNone) *known = box;
@@ -290,7 +292,8 @@ bool Draft::IsApart(const std::vector<Part>& parts, std::span<const std::int32_t
   };
   for (const std::int32_t run : runs) {
     const Part& part = parts[first_[run]];
-    if (!is_only(&by_sender_[part.from], part.held) || !is_only(&by_receiver_[part.to], part.wanted)) return false;
+    if (!is_only(&by_sender_[part.from], part.held)) return false;
+    if (!is_only(&by_receiver_[part.to], part.wanted)) return false;
   }
   for (std::size_t i = 0; i < ring_.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) {
@@ -301,7 +304,8 @@ bool Draft::IsApart(const std::vector<Part>& parts, std::span<const std::int32_t
   return true;
 }
 
-Pattern Draft::PatternOf(const std::vector<Part>& parts, std::span<const std::int32_t> runs, BoxTable* table, bool adds) {
+Pattern Draft::PatternOf(const std::vector<Part>& parts, std::span<const std::int32_t> runs, BoxTable* table,
+                         bool adds) {
   const std::size_t n = ring_.size();
   if (n > 2 && IsApart(parts, runs, *table)) return adds ? Pattern::kTransfer : Pattern::kAllToAll;
   for (const std::int32_t device : ring_) by_sender_[device] = by_receiver_[device] = BoxTable::kNone;

@@ -108,8 +108,8 @@ class Draft {
 
   void Clear();
 
-  // Enters all tasks that are added from now on; null for none. Once the ledger is exceeded, an exchange is not put
-  // together any further.
+  // Enters all tasks that are added from now on; null for none. Once the ledger is exceeded, an exchange is
+  // not put together any further.
   void Keep(Ledger* ledger) { ledger_ = ledger; }
 
   Ref Add(TaskKind kind, std::int32_t resource, double duration_s, std::int64_t size_bytes, TaskOrder order) {
@@ -236,7 +236,8 @@ class Draft {
   // `ring_`; kTransfer unless every pair of devices moves one box, all of one size.
   bool IsComplete(const std::vector<Part>& parts, std::span<const std::int32_t> runs);
   bool IsApart(const std::vector<Part>& parts, std::span<const std::int32_t> runs, const BoxTable& table);
-  Pattern PatternOf(const std::vector<Part>& parts, std::span<const std::int32_t> runs, BoxTable* table, bool adds);
+  Pattern PatternOf(const std::vector<Part>& parts, std::span<const std::int32_t> runs, BoxTable* table,
+                    bool adds);
 
   template <typename Adds>
   Pattern Recognised(const std::vector<Part>& parts, std::span<const std::int32_t> runs, BoxTable* table,

@@ -450,8 +450,8 @@ double Engine::Run(std::int32_t from, double threshold_s) {
   const std::int32_t between = std::max(kLeastBetweenSnapshots, last_moment_ / kMostSnapshots);
   const std::int32_t last_snapshot = options_.uses_rewind ? last_start_ : 0;
   if (threshold_s < kNever && !FitsLeft(0, limit_fs)) return kNever;
-  // What is needed next is asked for early: with many tasks, memory is what this loop waits for. Not inlined, a
-  // function that does nothing else would be taken for one without effect, and left out.
+  // What is needed next is asked for early: with many tasks, memory is what this loop waits for. Not inlined,
+  // a function that does nothing else would be taken for one without effect, and left out.
   const bool is_far = last_moment_ > kMostNear;
   const auto prefetch = [&](const Calendar::Event& later) __attribute__((always_inline)) {
     if (is_far) __builtin_prefetch(&graph_.slots()[later.slot], 1);
@@ -589,8 +589,8 @@ void Engine::Commit() {
     if (block < blocks) {
       const std::int32_t local = number - graph_.groups()[block].first;
       if (local < graph_.ComputeTasks(block)) {
-        std::int32_t& first = local < graph_.PassTasks(block) ? first_forward_[block] : first_backward_[block];
-        first = std::min(first, taken_at);
+        std::vector<std::int32_t>& first = local < graph_.PassTasks(block) ? first_forward_ : first_backward_;
+        first[block] = std::min(first[block], taken_at);
       }
     }
     ++taken_at;

@@ -149,8 +149,8 @@ class TaskGraph {
   //
   // REQUIRES: no block is named twice.
   void Begin(std::span<const Change> changes);
-  // Enters the tasks of the group into the ledger, if there is one; if that is exceeded, the group is left as it was,
-  // and false is returned.
+  // Enters the tasks of the group into the ledger, if there is one; if that is exceeded, the group is left as
+  // it was, and false is returned.
   bool Rebuild(std::int32_t group, Ledger* ledger = nullptr);
   void Link(Pass pass);
   void Keep();
