@@ -15,7 +15,7 @@ from random import Random
 
 import pytest
 import torch
-from oracles.gpucases import replayed_case, shared_case, summed_case, trainer_on_gpu
+from oracles.gpucases import carried_case, replayed_case, shared_case, summed_case, trainer_on_gpu
 from oracles.ranks import Ranks
 from oracles.training import (
     Recipe,
@@ -99,6 +99,19 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
         started.close()
 
 
+@pytest.fixture(scope="module")
+def carried() -> Iterator[Ranks]:
+    """Two ranks on slices of one GPU that know that they are on one computer."""
+    if shutil.which(CONTROL) is None:
+        pytest.skip("NVIDIA's MPS daemon is not installed here")
+    with sliced(2) as told, pytest.MonkeyPatch.context() as patch:
+        for name, value in told.items():
+            patch.setenv(name, value)
+        started = Ranks(2, computers=1)
+        yield started
+        started.close()
+
+
 @pytest.mark.parametrize("name", ["lenet", "resnet101", "rnntc"])
 def test_ranks_that_share_a_gpu_train_as_plain_pytorch_does(name: str, ranks: Ranks, tmp_path: Path) -> None:
     """Double precision, a random strategy: every message and every sum is staged in host memory."""
@@ -106,6 +119,23 @@ def test_ranks_that_share_a_gpu_train_as_plain_pytorch_does(name: str, ranks: Ra
     path = planned(random_strategy(captured.graph, 2, Random(3)), 2, tmp_path)
     arrays = [[tensor.numpy() for tensor in batch] for batch in batches]
     answers = ranks.run(shared_case, 2, path, plain(named_tensors(module)), plain(captured.constants), arrays)
+    losses, arrays_of = answers[0]
+    assert answers[1][0] == losses
+    state = {key: torch.from_numpy(array) for key, array in arrays_of.items()}
+    assert_same((losses, state), trained_plainly(module, batches, Recipe()), rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["lenet", "resnet101", "rnntc", "gpt2", "inception_v3"])
+def test_ranks_on_slices_that_share_memory_train_as_plain_pytorch_does(
+    name: str, carried: Ranks, tmp_path: Path
+) -> None:
+    """Likewise, by belts."""
+    module, batches, captured = tiny(name, STEPS)
+    path = planned(random_strategy(captured.graph, 2, Random(3)), 2, tmp_path)
+    arrays = [[tensor.numpy() for tensor in batch] for batch in batches]
+    answers = carried.run(
+        carried_case, 2, path, plain(named_tensors(module)), plain(captured.constants), arrays
+    )
     losses, arrays_of = answers[0]
     assert answers[1][0] == losses
     state = {key: torch.from_numpy(array) for key, array in arrays_of.items()}

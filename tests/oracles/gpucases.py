@@ -47,6 +47,13 @@ def replayed_case(
         wire.LANE_BYTES = usual
 
 
+def carried_case(
+    rank: int, size: int, path: str, named: Any, constants: Any, batches: Any
+) -> tuple[list[float], Any]:
+    """Likewise, with messages and sums by belts."""
+    return _trained(rank, size, path, named, constants, batches, Recipe(by_belts=True))[:2]
+
+
 def summed_case(rank: int, size: int) -> list[Any]:
     """Sums of tensors of a GPU that the other ranks use too."""
     return sums_of_slices(wire.Wire(rank, size, torch.device("cuda", 0)))
@@ -70,9 +77,9 @@ def sums_of_slices(own: wire.Wire) -> list[Any]:
 
 
 def _trained(
-    rank: int, size: int, path: str, named: Any, constants: Any, batches: Any
+    rank: int, size: int, path: str, named: Any, constants: Any, batches: Any, recipe: Recipe | None = None
 ) -> tuple[list[float], Any, bool | str]:
-    trainer = trainer_of(rank, size, path, named, constants, Recipe(), "cuda:0")
+    trainer = trainer_of(rank, size, path, named, constants, recipe or Recipe(), "cuda:0")
     losses = [trainer.step([torch.from_numpy(array) for array in batch]) for batch in batches]
     state = {name: tensor.cpu().numpy() for name, tensor in trainer.state_dict().items()}
     replay = trainer.run.executor.replay

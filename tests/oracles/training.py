@@ -20,6 +20,7 @@ from soapstone.frontends.capture import Captured, capture
 from soapstone.frontends.zoo import ZOO
 from soapstone.machine import preset
 from soapstone.plans import Plan, read_plan, simulation, write_plan
+from soapstone.runtime.belts import local_belts
 from soapstone.runtime.mailbox import local_mailbox
 from soapstone.runtime.run import state_of
 from soapstone.runtime.trainer import Options, Trainer
@@ -164,13 +165,18 @@ def trainer_of(
         if value.role == "weight"
         for source in value.sources[:1]
     }
-    shares = device == "cpu" and "LOCAL_RANK" in os.environ
-    mailbox = local_mailbox(rank, dist.distributed_c10d._get_default_store()) if shares else None
+    shares = (device == "cpu" or recipe.by_belts) and "LOCAL_RANK" in os.environ
+    store = dist.distributed_c10d._get_default_store() if shares else None
+    mailbox = local_mailbox(rank, store) if shares else None
     assert shares == (mailbox is not None) or os.environ["LOCAL_WORLD_SIZE"] == "1"
-    wire = Wire(rank, size, torch.device(device), TIMEOUT_S, mailbox)
+    place = torch.device(device)
+    wire = Wire(rank, size, place, TIMEOUT_S, mailbox)
     if recipe.by_belts:
         assert mailbox is not None
-        wire = Wire(rank, size, torch.device(device), TIMEOUT_S, belts=beltcases.belts_of(mailbox))
+        of_gpus = place.type == "cuda"
+        belts = local_belts(mailbox, place, store) if of_gpus else beltcases.belts_of(mailbox)
+        assert belts is not None, "belts are refused"
+        wire = Wire(rank, size, place, TIMEOUT_S, belts=belts)
     return Trainer(plan, state, parameters, recipe.optimizer_of, wire, recipe.options)
 
 
