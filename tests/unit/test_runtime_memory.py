@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterator
 
@@ -92,6 +93,46 @@ def test_a_leaf_does_not_hold_what_no_operator_needs() -> None:
     region.backward()
     assert outlet.tensor is not None
     assert torch.equal(outlet.tensor, 3.0 * torch.arange(float(outlet.tensor.numel())))
+
+
+@pytest.mark.parametrize("order", [(2, 0, 1), (1, 0, 2), (2, 1, 0)])
+def test_a_leaf_with_its_axes_in_another_order_holds_nothing_and_copies_nothing(
+    order: tuple[int, ...],
+) -> None:
+    """What is turned, the queries of attention among it, has gradients that are turned likewise."""
+    region, outlet, gradient = Region(0), Outlet(()), Outlet(())
+    region.on_gradient = lambda: None
+    tensor = torch.randn(4, STAND_IN_BYTES // 8, 3).permute(order)
+    held = weakref.ref(tensor.untyped_storage())
+    made = region.leaf(tensor, outlet) * 3.0
+    assert made.shape == tensor.shape
+    gradient.put(torch.randn_like(made))
+    region.root(made, [gradient])
+    del tensor, made
+    assert held() is None
+    region.backward()
+    assert outlet.tensor is not None
+    assert gradient.tensor is not None
+    assert torch.equal(outlet.tensor, 3.0 * gradient.tensor)
+    assert outlet.tensor.stride() == gradient.tensor.stride()
+
+
+def test_a_leaf_is_gone_when_it_has_been_taken_back() -> None:
+    """Without the garbage collector, which is set aside while steps run."""
+    region, outlet, gradient = Region(0), Outlet(()), Outlet(())
+    region.on_gradient = lambda: None
+    leaf = region.leaf(torch.randn(3), outlet)
+    gone = weakref.ref(leaf)
+    made = leaf * 3.0
+    gradient.put(torch.ones(3))
+    region.root(made, [gradient])
+    del leaf, made
+    gc.disable()
+    try:
+        region.backward()
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_leaf_that_is_a_part_does_not_hold_the_whole() -> None:

@@ -37,22 +37,25 @@ class Region:
         self.number = number
         self.on_gradient: Callable[[], None] | None = None
         self._roots: list[tuple[Tensor | GradientEdge, Sequence[Giver]]] = []
-        self._leaves: list[tuple[Tensor, Outlet]] = []
+        self._leaves: list[tuple[Tensor, _Exit]] = []
 
     def leaf(self, tensor: Tensor, gradient: Outlet) -> Tensor:
         """The tensor as it enters the region; its gradient will be left in the outlet."""
-        if tensor.nbytes > STAND_IN_BYTES and not _is_turned(tensor):
-            leaf, entered = stand_in(tensor)
+        order: tuple[int, ...] | None = None
+        if tensor.nbytes > STAND_IN_BYTES:
+            order = _order(tensor)
+            leaf, entered = stand_in(tensor, order)
         else:
             leaf = entered = tensor.detach().requires_grad_()
-        self._leaves.append((leaf, gradient))
+        way_out = _Exit(gradient, order)
+        self._leaves.append((leaf, way_out))
         if self.on_gradient is not None:
-            leaf.register_post_accumulate_grad_hook(self._noted(gradient))
+            leaf.register_post_accumulate_grad_hook(self._noted(way_out))
         return entered
 
-    def _noted(self, gradient: Outlet) -> Callable[[Tensor], None]:
+    def _noted(self, way_out: _Exit) -> Callable[[Tensor], None]:
         def note(leaf: Tensor) -> None:
-            gradient.put(leaf.grad)
+            way_out.leave(leaf.grad)
             if self.on_gradient is not None:
                 self.on_gradient()
 
@@ -77,24 +80,50 @@ class Region:
                     gradients.append(gradient)
         if places:
             torch.autograd.backward(places, gradients)
-        for leaf, outlet in leaves:
-            outlet.put(leaf.grad)
+        for leaf, way_out in leaves:
+            way_out.leave(leaf.grad)
 
     def clear(self) -> None:
         """Forget a step that was not taken back."""
         self._roots, self._leaves = [], []
 
 
-def _is_turned(tensor: Tensor) -> bool:
-    """Whether a tensor is all of its memory in another order: its gradient comes in that order too, and would
-    be laid out anew for a stand-in."""
-    return not tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+class _Exit:
+    """The outlet that a leaf's gradient is left in, and the order in which the leaf has its axes, if it is
+    another than the outlet's. It does not hold the leaf, whose hook holds it."""
+
+    __slots__ = ("gradient", "order")
+
+    def __init__(self, gradient: Outlet, order: tuple[int, ...] | None) -> None:
+        self.gradient, self.order = gradient, order
+
+    def leave(self, gradient: Tensor | None) -> None:
+        """Leave a gradient, if there is one."""
+        if gradient is not None and self.order is not None:
+            gradient = _turned_back(gradient, self.order)
+        self.gradient.put(gradient)
 
 
-def stand_in(tensor: Tensor) -> tuple[Tensor, Tensor]:
+def _order(tensor: Tensor) -> tuple[int, ...] | None:
+    """The order of a tensor's axes in which its memory is contiguous, if it is in no other."""
+    if tensor.is_contiguous():
+        return None
+    strides = tensor.stride()
+    order = tuple(sorted(range(tensor.ndim), key=lambda axis: -strides[axis]))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def _turned_back(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
+    """A tensor whose axes were put in an order, as it was before."""
+    return tensor.permute([order.index(axis) for axis in range(tensor.ndim)])
+
+
+def stand_in(tensor: Tensor, order: tuple[int, ...] | None = None) -> tuple[Tensor, Tensor]:
     """A leaf that repeats one number, and a view of it that holds a tensor's memory instead: the gradient of
-    the second arrives at the first, which does not hold the tensor."""
-    leaf = torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape).requires_grad_()
+    the second arrives at the first, which does not hold the tensor. If an order is given, the leaf has its
+    axes in that: gradients come in the order of the memory, and would be laid out anew for another."""
+    within = tensor if order is None else tensor.permute(order)
+    leaf = torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(within.shape).requires_grad_()
     entered = leaf.view_as(leaf)
-    entered.data = tensor
-    return leaf, entered
+    entered.data = within
+    return leaf, entered if order is None else _turned_back(entered, order)
