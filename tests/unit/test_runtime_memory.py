@@ -22,6 +22,10 @@ from soapstone.runtime.weights import Holding
 from soapstone.tasks.kept import kept
 
 MLP = "mlp:features=256,hidden=256,layers=4"
+WIDE = "mlp:features=512,hidden=512,layers=8"
+UNET = "unet:image=64,channels=8"
+LLAMA = "llama_1b:layers=2,hidden=256,heads=4,key_value_heads=2,feed_forward=512,sequence=64,vocabulary=1000"
+VIT = "vit_l:layers=2,hidden=256,heads=4,feed_forward=1024,image=64,patch=8,classes=100"
 RNNTC = "rnntc:hidden=256,steps=4,vocabulary=100"
 
 
@@ -41,6 +45,11 @@ def ranks() -> Iterator[Ranks]:
         (RNNTC, 64, "random 2"),  # parts of weights that several cells read
         ("lenet", 128, "single_device"),  # scratch memory of one operator after the other
         ("lenet", 128, "random 3"),
+        (WIDE, 256, "zero"),  # parts of weights that are given as they are, and gradients added up for them
+        (UNET, 8, "model_parallel"),  # gradients that are taken when a region starts, and used later
+        (LLAMA, 16, "random 5"),  # sums of which a collective adds up a copy
+        (LLAMA, 16, "zero"),  # leaves with their axes in another order
+        (VIT, 16, "pipeline"),  # the gradient of a class token, a small part of another
     ],
 )
 def test_peaks_are_predicted(model: str, batch: int, strategy: str, ranks: Ranks) -> None:
@@ -133,6 +142,18 @@ def test_a_leaf_is_gone_when_it_has_been_taken_back() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_a_gradient_that_is_a_small_part_of_another_does_not_hold_it() -> None:
+    region, outlet, gradient = Region(0), Outlet(()), Outlet(())
+    made = torch.cat([region.leaf(torch.randn(1, 4), outlet), torch.randn(64, 4)])
+    gradient.put(torch.randn_like(made))
+    region.root(made, [gradient])
+    region.backward()
+    assert outlet.tensor is not None
+    assert gradient.tensor is not None
+    assert torch.equal(outlet.tensor, gradient.tensor[:1])
+    assert outlet.tensor.untyped_storage().nbytes() == outlet.tensor.nbytes
 
 
 def test_a_leaf_that_is_a_part_does_not_hold_the_whole() -> None:

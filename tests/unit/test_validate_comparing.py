@@ -486,7 +486,7 @@ def test_what_autograd_takes_back_in_one_call_was_run_the_other_way_round(seed: 
     graph = load("rnnlm", tiny=True, devices=2).captured().graph
     strategy = random_strategy(graph, 2, Random(seed))
     plain = simulation(strategy, MACHINE, COSTS)
-    regions = backward_regions(strategy, plain.tasks, plain.timeline, 2, "gloo")
+    regions = backward_regions(strategy, plain.tasks, plain.timeline, 2, frozenset())
     ran, blocks = as_run(strategy, plain.tasks, plain.timeline).tasks, placed_blocks(strategy)
     start_s = simulate(ran).start_s
     assert max(map(len, regions.values())) > 1

@@ -16,8 +16,9 @@ from itertools import pairwise
 
 import torch
 
-from soapstone.graph import Graph, Role
-from soapstone.runtime.collectives import USED, chosen
+from soapstone.graph import ITEM_BYTES, Graph, Role
+from soapstone.ops.box import contains, volume
+from soapstone.runtime.collectives import USED, Chosen, chosen
 from soapstone.runtime.deferring import deferred
 from soapstone.runtime.linking import Links, placed_blocks
 from soapstone.runtime.listing import listed
@@ -27,7 +28,18 @@ from soapstone.runtime.weights import Weights
 from soapstone.sim.reference import Timeline
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.buckets import shelves
-from soapstone.tasks.placed import BACKWARD, COMPUTE, FORWARD, UPDATE, WEIGHT
+from soapstone.tasks.buffers import is_weight
+from soapstone.tasks.placed import (
+    BACKWARD,
+    COMPUTE,
+    FORWARD,
+    SEAM,
+    UPDATE,
+    VALUE,
+    WEIGHT,
+    Placed,
+    placed_block,
+)
 from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, TaskGraph, TaskKind
 
 
@@ -67,7 +79,8 @@ def as_run(
     extra: dict[Key, set[Key]] = {}
     for member, leader in led_by.items():
         extra.setdefault(leader, set()).add(member)
-    regions = backward_regions(strategy, tasks, timeline, device_count, backend)
+    moves = _collectives(strategy, tasks, device_count, backend)
+    regions = backward_regions(strategy, tasks, timeline, device_count, moves)
     walked = _walked(tasks, timeline, regions)
     before = {b: {a} for keys in walked.values() for a, b in pairwise(keys)}
     place = {key: i for keys in walked.values() for i, key in enumerate(keys)}
@@ -82,6 +95,7 @@ def as_run(
         *_held_by_regions(_kept_to_the_end(tasks, buckets), regions, place),
         *_copies(tasks, buckets, stay=not is_gpu),
         *_fresh_gradients(tasks, regions, place),
+        *_added_up(strategy, tasks, moves, unsummed, regions, comes_to_memory=backend != "memory"),
         *(_sent(tasks) if backend == ("nccl" if is_gpu else "gloo") else ()),
     )
     return AsRun(
@@ -145,15 +159,22 @@ def _copies(tasks: TaskGraph, buckets: Sequence[Sequence[Key]], *, stay: bool) -
                 yield Buffer(BufferKind.WEIGHT_GRADIENT, device, size_bytes, made_by, needed_by)
 
 
-def backward_regions(
-    strategy: Strategy, tasks: TaskGraph, timeline: Timeline, device_count: int, backend: str
-) -> Mapping[Key, tuple[Key, ...]]:
-    """For each backward task all those that autograd takes back in one call with it, on its device, in the
-    order in which it does: what was run last is the first."""
-    graph, blocks = strategy.graph, placed_blocks(strategy)
-    weights = Weights(graph, blocks, tasks.exchanges)
+def _collectives(strategy: Strategy, tasks: TaskGraph, device_count: int, backend: str) -> Chosen:
+    """The moves that are made by collectives."""
+    weights = Weights(strategy.graph, placed_blocks(strategy), tasks.exchanges)
     summed = [p.holders for pieces in weights.pieces.values() for p in pieces if p.is_summed]
     moves, _ = chosen(tasks, USED[backend], [*summed, tuple(range(device_count))])
+    return moves
+
+
+def backward_regions(
+    strategy: Strategy, tasks: TaskGraph, timeline: Timeline, device_count: int, moves: Chosen
+) -> Mapping[Key, tuple[Key, ...]]:
+    """For each backward task all those that autograd takes back in one call with it, on its device, in the
+    order in which it does: what was run last is the first, after gradients that are a weight's already.
+    `moves` are made by collectives."""
+    graph, blocks = strategy.graph, placed_blocks(strategy)
+    weights = Weights(graph, blocks, tasks.exchanges)
     unsummed, order = deferred(graph, blocks, tasks.exchanges), execution_order(tasks, timeline)
     found: dict[Key, tuple[Key, ...]] = {}
     for rank in range(device_count):
@@ -164,11 +185,17 @@ def backward_regions(
         run = {what: i for i, (_, key, what) in enumerate(own) if key[0] == FORWARD and key[2] == COMPUTE}
         for _, key, what in own:
             if key[0] == BACKWARD and key[2] == COMPUTE:
-                members.setdefault(regions[what].number, []).append((-run[what], key))
+                at = -len(own) if _is_weight(graph, links.block(what[0])) else -run[what]
+                members.setdefault(regions[what].number, []).append((at, key))
         for each in members.values():
             keys = tuple(key for _, key in sorted(each))
             found.update(dict.fromkeys(keys, keys))
     return found
+
+
+def _is_weight(graph: Graph, placed: Placed) -> bool:
+    """Whether a block gives a weight as it is."""
+    return all(is_weight(graph, node) for node in placed.block.nodes)
 
 
 def _linked(tasks: TaskGraph, regions: Mapping[Key, tuple[Key, ...]]) -> frozenset[Key]:
@@ -229,6 +256,65 @@ def _fresh_gradients(
                 most[at] = max(most.get(at, 0), size_bytes)
     for (device, key), size_bytes in most.items():
         yield Buffer(BufferKind.WEIGHT_GRADIENT, device, size_bytes, (key,), ())
+
+
+def _added_up(
+    strategy: Strategy,
+    tasks: TaskGraph,
+    moves: Chosen,
+    unsummed: frozenset[Key],
+    regions: Mapping[Key, tuple[Key, ...]],
+    *,
+    comes_to_memory: bool,
+) -> Iterator[Buffer]:
+    """What devices hold beside a buffer of the task graph that stands for their own part of a sum and, then,
+    for the sum. A collective adds up a copy of the part, which is let go of. Otherwise the sum is made beside
+    the part, of what has come, when somebody takes it; what comes is in memory of its own, unless it is read
+    where the sender has it."""
+    takers: dict[tuple[Key, str], set[Key]] = {}
+    for task in tasks.tasks:
+        for key in task.after if task.kind in COMPUTE_KINDS else ():
+            takers.setdefault((key, task.resource), set()).add(task.key)
+    for base, exchange in tasks.exchanges.items():
+        if base in unsummed:
+            continue
+        at_hand = {
+            sink
+            for source, sink in exchange.local
+            if contains(exchange.sources[source].box, exchange.sinks[sink].box)
+        }
+        item_bytes = _item_bytes(strategy, base) if at_hand else 0
+        for m, move in enumerate(exchange.moves if item_bytes else ()):
+            own = _hops(tasks, (*base, m))
+            for sink in sorted(at_hand.intersection(move.sinks)):
+                device = exchange.sinks[sink].device
+                size_bytes = volume(exchange.sinks[sink].box) * item_bytes
+                readers = set[Key]().union(*(takers.get((hop, tasks.resources[device]), ()) for hop in own))
+                if (base, m) in moves:
+                    yield Buffer(BufferKind.SCRATCH, device, size_bytes, tuple(own), ())
+                elif readers:
+                    together = regions.get(min(readers), (min(readers),))  # which take what they need at once
+                    yield Buffer(BufferKind.SCRATCH, device, size_bytes, together, together)
+                    if comes_to_memory:
+                        come_bytes = item_bytes * sum(
+                            volume(t.box) for t in move.transfers if sink in t.sinks
+                        )
+                        yield Buffer(
+                            BufferKind.RECEIVED, device, come_bytes, tuple(own), tuple(sorted(readers))
+                        )
+
+
+def _item_bytes(strategy: Strategy, base: Key) -> int:
+    """The size of an element of what an exchange moves; 0 for weights' gradients, which stay, and for
+    statistics, which are small."""
+    graph = strategy.graph
+    if base[2] == VALUE:
+        return ITEM_BYTES[graph.value(list(graph.producers)[base[3]]).dtype]
+    if base[2] != SEAM or base[0] != FORWARD:
+        return 0
+    placed = placed_block(strategy, base[1])
+    is_partial = not placed.segments.seams[base[3]][base[4]].is_mutual
+    return ITEM_BYTES[graph.value(placed.block.leader.outputs[base[4]]).dtype] if is_partial else 0
 
 
 def _sent(tasks: TaskGraph) -> Iterator[Buffer]:

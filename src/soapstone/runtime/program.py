@@ -206,7 +206,7 @@ class Program:
         after.actions.append(go_on)
         if before.region is not None:
             self._taken_by.setdefault(before.region, []).extend(gradients)
-        self._read_by.setdefault(after, []).extend([*partials, *sums])
+        self._read_by.setdefault(after, []).extend(sums)  # and partial sums, where these are taken from them
 
     def _add_statistics(
         self, where: Where, n: int, segments: Sequence[LocalSegment], made: Sequence[Made]

@@ -28,6 +28,10 @@ STAND_IN_BYTES = 2**16
 is for tensors above this."""
 
 
+SMALL_PART = 16
+"""[choice] A gradient is copied where it is no more than such a part of the memory it lies in."""
+
+
 class Region:
     """The roots and leaves of one step, collected by the forward tasks."""
 
@@ -98,9 +102,12 @@ class _Exit:
         self.gradient, self.order = gradient, order
 
     def leave(self, gradient: Tensor | None) -> None:
-        """Leave a gradient, if there is one."""
-        if gradient is not None and self.order is not None:
-            gradient = _turned_back(gradient, self.order)
+        """Leave a gradient, if there is one. A small part of a large one would hold all of it."""
+        if gradient is not None:
+            if gradient.untyped_storage().nbytes() >= SMALL_PART * gradient.nbytes:
+                gradient = gradient.clone()
+            if self.order is not None:
+                gradient = _turned_back(gradient, self.order)
         self.gradient.put(gradient)
 
 

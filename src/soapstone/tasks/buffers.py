@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from soapstone.graph import ITEM_BYTES, Graph, Node
+from soapstone.graph import ITEM_BYTES, Graph, Node, Role
 from soapstone.ops.box import contains, volume
 from soapstone.tasks.exchange import Exchange, Sink, Source
 from soapstone.tasks.kept import Kept, kept
@@ -104,7 +104,7 @@ class Ledger:
             self.hold(BufferKind.INPUT, device, volume(box) * self.item_bytes(name))
 
     def activations(self, placed: Placed) -> None:
-        """Enter what the shards of a block write. A view is no memory of its own."""
+        """Enter what the shards of a block write. A view is no memory of its own, nor is that of a weight."""
         sizes = {
             name: [volume(box) * self.item_bytes(name) for box in placed.layout.writes(n, i)]
             for n, node in enumerate(placed.block.nodes)
@@ -118,8 +118,9 @@ class Ledger:
                 back = placed.backward(first, shard, copy)
                 seen = view_of(placed, n)
                 for name in node.outputs:
+                    size_bytes = 0 if is_weight(self.graph, node) else sizes[name][shard]
                     slots[name] = (
-                        self.hold(BufferKind.ACTIVATION, device, sizes[name][shard], made_by)
+                        self.hold(BufferKind.ACTIVATION, device, size_bytes, made_by)
                         if seen is None
                         else slots[seen]
                     )
@@ -185,3 +186,8 @@ def view_of(placed: Placed, number: int) -> str | None:
     node = placed.block.nodes[number]
     operand = node.operands[placed.block.carried[number - 1]] if number and node.op.is_view else None
     return operand if isinstance(operand, str) else None
+
+
+def is_weight(graph: Graph, node: Node) -> bool:
+    """Whether what a node writes is the memory of a weight."""
+    return node.op.is_view and [graph.value(name).role for name in node.reads] == [Role.WEIGHT]
