@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <queue>
+#include <stdexcept>
 #include <utility>
 
 namespace soapstone {
@@ -33,9 +34,11 @@ Timeline Simulate(std::span<const double> duration_s, std::span<const std::int32
   timeline.end_s.assign(count, 0.0);
   std::vector<double> ready(count, 0.0);
   std::vector<double> free_at(resource_count, 0.0);
+  std::size_t done = 0;
   while (!queue.empty()) {
     const auto [ready_s, task] = queue.top();
     queue.pop();
+    ++done;
     double& free_s = free_at[resource[task]];
     const double start_s = std::max(ready_s, free_s);
     const double end_s = start_s + duration_s[task];
@@ -48,6 +51,7 @@ Timeline Simulate(std::span<const double> duration_s, std::span<const std::int32
       if (--waiting[follower] == 0) queue.emplace(ready[follower], follower);
     }
   }
+  if (done < count) throw std::invalid_argument("tasks wait for each other in a circle");
   return timeline;
 }
 

@@ -155,3 +155,12 @@ def test_boxes_of_different_rank_are_a_value_error() -> None:
 def test_boxes_of_another_dtype_or_shape_are_a_type_error(wrong: NDArray[np.int64]) -> None:
     with pytest.raises(TypeError):
         native.overlaps(wrong, array_of([[(0, 1)]], 1))
+
+
+def test_tasks_that_wait_for_each_other_are_a_value_error() -> None:
+    durations, resources = np.ones(3), np.zeros(3, np.int32)
+    begin = np.array([0, 0, 2, 3], np.int64)
+    in_a_circle, in_a_row = np.array([0, 2, 1], np.int32), np.array([0, 0, 1], np.int32)
+    assert native.simulate(durations, resources, begin, in_a_row, 1)[2] == 3.0
+    with pytest.raises(ValueError, match="wait for each other"):
+        native.simulate(durations, resources, begin, in_a_circle, 1)

@@ -31,7 +31,7 @@ from soapstone.runtime.order import execution_order
 from soapstone.runtime.ports import Inbox
 from soapstone.runtime.recording import recorded
 from soapstone.runtime.weights import Weights
-from soapstone.search.baselines import data_parallel, single_device
+from soapstone.search.baselines import baseline, data_parallel, single_device
 from soapstone.search.baselines.zero import zero
 from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.space import random_strategy
@@ -500,6 +500,23 @@ def test_what_autograd_takes_back_in_one_call_was_run_the_other_way_round(seed: 
             )
         assert backward_s == sorted(backward_s)
         assert forward_s == sorted(forward_s, reverse=True)
+
+
+@pytest.mark.parametrize("model", ["vit_l", "unet", "rnntc", "gpt2"])
+@pytest.mark.parametrize("name", ["single_device", "data_parallel", "zero", "random"])
+def test_what_is_run_is_run_to_its_end(model: str, name: str) -> None:
+    """A region is taken back in an order in which it can be: also where a weight's own gradient (of a class
+    token, or gathered) is made within it."""
+    graph = load(model, tiny=True, devices=2).captured().graph
+    strategy = baseline(name, graph, MACHINE, COSTS, 0)
+    for backend in ("memory", "belts"):
+        parts = parts_of(plan_of(strategy), COSTS, backend=backend)
+        tasks, timeline = parts.tasks, simulate(parts.tasks)
+        assert all(
+            timeline.start_s[task] >= timeline.end_s[before]
+            for task, after in enumerate(tasks.after)
+            for before in after
+        )
 
 
 def test_factors_that_do_not_hold_for_others_stay_one(graph: Graph) -> None:

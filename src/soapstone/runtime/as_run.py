@@ -40,7 +40,7 @@ from soapstone.tasks.placed import (
     Placed,
     placed_block,
 )
-from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, TaskGraph, TaskKind
+from soapstone.tasks.task import COMPUTE_KINDS, Buffer, BufferKind, Key, Task, TaskGraph, TaskKind
 
 
 @dataclass(frozen=True)
@@ -183,14 +183,22 @@ def backward_regions(
         own = listed(links, weights, order)
         regions = found_regions(links, own, fuse=True)
         run = {what: i for i, (_, key, what) in enumerate(own) if key[0] == FORWARD and key[2] == COMPUTE}
+        given: set[Key] = set()
         for _, key, what in own:
             if key[0] == BACKWARD and key[2] == COMPUTE:
-                at = -len(own) if _is_weight(graph, links.block(what[0])) else -run[what]
-                members.setdefault(regions[what].number, []).append((at, key))
+                members.setdefault(regions[what].number, []).append((-run[what], key))
+                if _is_weight(graph, links.block(what[0])):
+                    given.add(key)
         for each in members.values():
-            keys = tuple(key for _, key in sorted(each))
+            together = {key for _, key in each}
+            at_once = {key for key in given & together if together.isdisjoint(_task(tasks, key).after)}
+            keys = tuple(key for _, key in sorted(each, key=lambda one: (one[1] not in at_once, *one)))
             found.update(dict.fromkeys(keys, keys))
     return found
+
+
+def _task(tasks: TaskGraph, key: Key) -> Task:
+    return tasks.tasks[tasks.ids[key]]
 
 
 def _is_weight(graph: Graph, placed: Placed) -> bool:

@@ -24,7 +24,7 @@ class Timeline:
 
 
 def simulate(graph: TaskGraph) -> Timeline:
-    """The timeline of a task graph."""
+    """The timeline of a task graph; a ValueError if tasks wait for each other in a circle."""
     count = len(graph.tasks)
     followers: list[list[int]] = [[] for _ in range(count)]
     waiting = [len(after) for after in graph.after]
@@ -45,4 +45,6 @@ def simulate(graph: TaskGraph) -> Timeline:
             waiting[follower] -= 1
             if not waiting[follower]:
                 heappush(queue, (ready[follower], follower))
+    if any(waiting):
+        raise ValueError("tasks wait for each other in a circle")
     return Timeline(start, end, max(end, default=0.0))
