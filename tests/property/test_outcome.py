@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.strategies import pipelined, planned
 
 from soapstone.cost.analytic import AnalyticCosts
-from soapstone.machine import Machine
+from soapstone.frontends.source import load
+from soapstone.machine import Machine, preset
+from soapstone.search.baselines.zero import zero
 from soapstone.sim.memory import peak_memory
 from soapstone.sim.outcome import KINDS, outcome
 from soapstone.sim.reference import simulate
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
+from soapstone.tasks.placed import placed_block
 from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, TaskKind
 
 COSTS = AnalyticCosts()
@@ -29,6 +35,24 @@ def test_an_outcome_is_that_of_the_task_graph(plan: tuple[Strategy, Machine], st
     assert found.makespan_s == timeline.makespan_s
     assert found.moved_bytes == tasks.moved_bytes
     assert found.memory == peak_memory(tasks, timeline, len(machine.devices), states)
+
+
+@pytest.mark.parametrize("model", ["mlp", "vit_l", "rnntc"])
+def test_an_outcome_with_gathered_weights_is_that_of_the_task_graph(model: str) -> None:
+    """A part of a weight that is given away as it is is no memory of its own."""
+    machine = preset("cpu:1x2")
+    strategy = zero(load(model, tiny=True, devices=2).captured().graph, machine)
+    tasks = task_graph(strategy, machine, COSTS)
+    timeline = simulate(tasks)
+    assert outcome(strategy, machine, COSTS, 1).memory == peak_memory(tasks, timeline, 2, 1)
+    gathered = {
+        block.number
+        for block in map(partial(placed_block, strategy), range(len(strategy.blocks)))
+        if block.block.leader.op_name == "combine"
+    }
+    own = [b for b in tasks.buffers if b.kind is BufferKind.ACTIVATION and b.made_by[0][1] in gathered]
+    assert own
+    assert all(buffer.size_bytes == 0 for buffer in own)
 
 
 @given(planned(most_copies=3) | pipelined(most_copies=3))

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from soapstone import native
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.machine import Machine
-from soapstone.ops.box import volume
 from soapstone.sim.memory import OPTIMIZER_STATE, DeviceMemory, filled
 from soapstone.strategy.blocks import free_values
 from soapstone.strategy.strategy import Strategy
@@ -134,9 +133,8 @@ def _held(problem: FlatProblem, ledger: Ledger, placed: Placed) -> native.BlockH
 
 
 def _slot(ledger: Ledger, placed: Placed, node: int, output: int, segment: int) -> native.HeldData:
-    slot, boxes = native.HeldData(), placed.layout.writes(node, output)
-    item_bytes = ledger.item_bytes(placed.block.nodes[node].outputs[output])
-    slot.size_bytes = [volume(box) * item_bytes for box in boxes]
+    slot = native.HeldData()
+    slot.size_bytes = ledger.sizes_bytes(placed, node, output)
     slot.made_in = segment
     return slot
 

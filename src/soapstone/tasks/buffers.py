@@ -104,9 +104,9 @@ class Ledger:
             self.hold(BufferKind.INPUT, device, volume(box) * self.item_bytes(name))
 
     def activations(self, placed: Placed) -> None:
-        """Enter what the shards of a block write. A view is no memory of its own, nor is that of a weight."""
+        """Enter what the shards of a block write. A view is no memory of its own."""
         sizes = {
-            name: [volume(box) * self.item_bytes(name) for box in placed.layout.writes(n, i)]
+            name: self.sizes_bytes(placed, n, i)
             for n, node in enumerate(placed.block.nodes)
             for i, name in enumerate(node.outputs)
         }
@@ -118,9 +118,8 @@ class Ledger:
                 back = placed.backward(first, shard, copy)
                 seen = view_of(placed, n)
                 for name in node.outputs:
-                    size_bytes = 0 if is_weight(self.graph, node) else sizes[name][shard]
                     slots[name] = (
-                        self.hold(BufferKind.ACTIVATION, device, size_bytes, made_by)
+                        self.hold(BufferKind.ACTIVATION, device, sizes[name][shard], made_by)
                         if seen is None
                         else slots[seen]
                     )
@@ -130,6 +129,13 @@ class Ledger:
                 for name in self.kept_names(node):
                     if name in slots:
                         slots[name].needed_by.add(back)
+
+    def sizes_bytes(self, placed: Placed, node: int, output: int) -> list[int]:
+        """What each shard of a block holds for an output; a view of a weight is the weight's memory."""
+        boxes, made = placed.layout.writes(node, output), placed.block.nodes[node]
+        if is_weight(self.graph, made):
+            return [0] * len(boxes)
+        return [volume(box) * self.item_bytes(made.outputs[output]) for box in boxes]
 
     def kept_names(self, node: Node) -> list[str]:
         """The values that the node's backward pass needs."""
