@@ -283,15 +283,15 @@ def _added_up(
     for task in tasks.tasks:
         for key in task.after if task.kind in COMPUTE_KINDS else ():
             takers.setdefault((key, task.resource), set()).add(task.key)
+    names = list(strategy.graph.producers)
     for base, exchange in tasks.exchanges.items():
-        if base in unsummed:
-            continue
         at_hand = {
             sink
             for source, sink in exchange.local
             if contains(exchange.sources[source].box, exchange.sinks[sink].box)
         }
-        item_bytes = _item_bytes(strategy, base) if at_hand else 0
+        item_bytes = _item_bytes(strategy, names, base) if at_hand and base not in unsummed else 0
+        summed: set[int] = set()  # sinks whose sum is there
         for m, move in enumerate(exchange.moves if item_bytes else ()):
             own = _hops(tasks, (*base, m))
             for sink in sorted(at_hand.intersection(move.sinks)):
@@ -302,7 +302,9 @@ def _added_up(
                     yield Buffer(BufferKind.SCRATCH, device, size_bytes, tuple(own), ())
                 elif readers:
                     together = regions.get(min(readers), (min(readers),))  # which take what they need at once
-                    yield Buffer(BufferKind.SCRATCH, device, size_bytes, together, together)
+                    if sink not in summed:
+                        summed.add(sink)
+                        yield Buffer(BufferKind.SCRATCH, device, size_bytes, together, together)
                     if comes_to_memory:
                         come_bytes = item_bytes * sum(
                             volume(t.box) for t in move.transfers if sink in t.sinks
@@ -312,12 +314,12 @@ def _added_up(
                         )
 
 
-def _item_bytes(strategy: Strategy, base: Key) -> int:
-    """The size of an element of what an exchange moves; 0 for weights' gradients, which stay, and for
-    statistics, which are small."""
+def _item_bytes(strategy: Strategy, names: Sequence[str], base: Key) -> int:
+    """The size of an element of what an exchange moves, of values by number; 0 for weights' gradients, which
+    stay, and for statistics, which are small."""
     graph = strategy.graph
     if base[2] == VALUE:
-        return ITEM_BYTES[graph.value(list(graph.producers)[base[3]]).dtype]
+        return ITEM_BYTES[graph.value(names[base[3]]).dtype]
     if base[2] != SEAM or base[0] != FORWARD:
         return 0
     placed = placed_block(strategy, base[1])
