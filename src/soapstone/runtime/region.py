@@ -85,7 +85,8 @@ class Region:
         if places:
             torch.autograd.backward(places, gradients)
         for leaf, way_out in leaves:
-            way_out.leave(leaf.grad)
+            if self.on_gradient is None or leaf.grad is None:  # else it was left when it came
+                way_out.leave(leaf.grad)
 
     def clear(self) -> None:
         """Forget a step that was not taken back."""
