@@ -42,7 +42,7 @@ from soapstone.frontends.zoo import ZOO
 from soapstone.graph import Graph
 from soapstone.machine import Machine, preset
 from soapstone.machine.cores import usable_cores
-from soapstone.machine.heap import keep_freed_memory
+from soapstone.machine.heap import KEPT, keep_freed_memory
 from soapstone.plans import Plan, read_plan, simulation
 from soapstone.runtime import session
 from soapstone.runtime.slices import check_slices, sliced
@@ -327,7 +327,7 @@ def by_ranks(rank_main: Callable[..., None], ranks: int, names: list[str], *argu
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    os.environ.update(WAITING)  # for ours and for theirs
+    os.environ.update({**WAITING, **KEPT})  # for ours and for theirs
     context = torch.multiprocessing.get_context("spawn")
     out = context.SimpleQueue()
     torch.multiprocessing.spawn(rank_main, (ranks, port, names, *arguments, out), nprocs=ranks)

@@ -125,12 +125,16 @@ def test_ranks_that_share_a_gpu_train_as_plain_pytorch_does(name: str, ranks: Ra
     assert_same((losses, state), trained_plainly(module, batches, Recipe()), rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", ["lenet", "resnet101", "rnntc", "gpt2", "inception_v3"])
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("lenet", STEPS), ("resnet101", STEPS), ("rnntc", STEPS), ("gpt2", STEPS), ("inception_v3", 3)],
+)
 def test_ranks_on_slices_that_share_memory_train_as_plain_pytorch_does(
-    name: str, carried: Ranks, tmp_path: Path
+    name: str, steps: int, carried: Ranks, tmp_path: Path
 ) -> None:
-    """Likewise, by belts."""
-    module, batches, captured = tiny(name, STEPS)
+    """Likewise, by belts. Of a tiny Inception a difference in the last bit grows more than tenfold in each
+    step ([measured] 2e-14 of the first loss, 8e-7 of the seventh)."""
+    module, batches, captured = tiny(name, steps)
     path = planned(random_strategy(captured.graph, 2, Random(3)), 2, tmp_path)
     arrays = [[tensor.numpy() for tensor in batch] for batch in batches]
     answers = carried.run(

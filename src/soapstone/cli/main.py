@@ -26,6 +26,7 @@ from soapstone.cli import (
     validate,
 )
 from soapstone.cli.outcome import exit_code
+from soapstone.machine.heap import tell_allocators
 
 DESCRIPTION = """
 Decide how to split a deep-learning model over many devices, and train it that way.
@@ -93,4 +94,5 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line on `arguments` (those of the process by default) and return its exit code."""
+    tell_allocators()  # before a command loads torch
     return exit_code(lambda: app(arguments, prog_name="soapstone", standalone_mode=False))

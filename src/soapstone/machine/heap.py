@@ -14,13 +14,25 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 from collections.abc import Iterator
+
+KEPT = {"MIMALLOC_PURGE_DELAY": "-1"}
+"""What the environment of a process says that keeps what it frees."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in malloc.h
 
 
+def tell_allocators() -> None:
+    """Let processes that are started from here keep what they free, and this one if torch is not loaded yet;
+    what the user has set stays."""
+    for name, value in KEPT.items():
+        os.environ.setdefault(name, value)
+
+
 def keep_freed_memory() -> None:
     """From now on in this process; where there is another allocator, nothing changes."""
+    tell_allocators()
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_THRESHOLD, 2**30)

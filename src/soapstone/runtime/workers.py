@@ -18,6 +18,7 @@ from typing import IO
 
 from soapstone.errors import TrainingError
 from soapstone.machine.cores import usable_cores
+from soapstone.machine.heap import KEPT
 
 GRACE_S = 12.0
 """[choice] How long the other ranks may take to end by themselves once one has failed: longer than rank
@@ -59,7 +60,7 @@ def _started(arguments: Sequence[str], environment: Mapping[str, str], said: IO[
 def _environment(count: int) -> dict[str, str]:
     """What torch.distributed and the ranks' libraries are told; what the user has set stays."""
     threads = max(1, usable_cores() // count)
-    chosen = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR", **WAITING}
+    chosen = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR", **WAITING, **KEPT}
     return {
         **{name: value for name, value in chosen.items() if name not in os.environ},
         "WORLD_SIZE": str(count),
