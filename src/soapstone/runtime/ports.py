@@ -22,6 +22,9 @@ from soapstone.runtime.wire import Pending, Slot, Wire
 Index = tuple[slice, ...] | None
 """A part of a tensor; None for all of it."""
 
+Row = tuple[int, list[int]]
+"""Parts that lie side by side: along which axis, and in which order."""
+
 
 class Giver(Protocol):
     """What can be asked for a tensor."""
@@ -178,18 +181,20 @@ class Inbox:
     """A box that this rank needs. `adds` says whether what comes is added up or put side by side;
     contributions are taken in one order on all ranks, that of the devices they come from."""
 
-    __slots__ = ("adds", "box", "device", "dtype", "is_full", "parts", "shape", "tensor")
+    __slots__ = ("_row", "adds", "box", "device", "dtype", "is_full", "parts", "shape", "tensor")
 
     def __init__(self, box: Box, dtype: torch.dtype, device: torch.device, adds: bool) -> None:
         self.box, self.dtype, self.device, self.adds = box, dtype, device, adds
         self.shape = shape_of(box)
         self.parts: list[tuple[Outlet | Arrival, Index, Index]] = []  # (from, part of it, place in the box)
+        self._row: Row | None = None  # if it is put together of one, once that is known
         self.tensor: Tensor | None = None
         self.is_full = False
 
     def connect(self, port: Outlet | Arrival, overlap: Box) -> None:
         """Take this part from a port."""
         self.parts.append((port, index_of(overlap, port.box), index_of(overlap, self.box)))
+        self._row = None if self.adds else _row([place for _, _, place in self.parts], self.shape)
         if isinstance(port, Arrival):
             port.takers += 1
 
@@ -242,6 +247,11 @@ class Inbox:
             return added(tensors) if self.adds else tensors[0]
         if all(tensor is None for tensor, _ in found):
             return None
+        if self._row is not None:
+            tensors = [tensor for tensor, _ in found if tensor is not None]
+            if len(tensors) == len(found):
+                axis, order = self._row
+                return torch.cat([tensors[i] for i in order], axis)
         make = torch.zeros if self.adds else torch.empty
         total = make(self.shape, dtype=self.dtype, device=self.device)
         for tensor, place in found:
@@ -259,6 +269,22 @@ class Inbox:
         self.tensor, self.is_full = None, False
 
     release = clear
+
+
+def _row(places: Sequence[Index], shape: Sequence[int]) -> Row | None:
+    """The row that parts at these places make, if they fill a tensor of this shape in one."""
+    if len(places) < 2 or any(place is None for place in places):
+        return None
+    found = [place for place in places if place is not None]
+    ends = [[(each.start, each.stop) for each in place] for place in found]
+    axes = [axis for axis, size in enumerate(shape) if any(own[axis] != (0, size) for own in ends)]
+    if len(axes) != 1:
+        return None
+    (axis,) = axes
+    order = sorted(range(len(ends)), key=lambda i: ends[i][axis])
+    bounds = [0, *(ends[i][axis][1] for i in order)]
+    is_filled = [ends[i][axis][0] for i in order] == bounds[:-1] and bounds[-1] == shape[axis]
+    return (axis, order) if is_filled else None
 
 
 def _part(tensor: Tensor | None, index: Index) -> Tensor | None:
