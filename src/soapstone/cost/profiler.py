@@ -173,9 +173,8 @@ class Profiler:
                 self.launched.setdefault(work, []).append(found)
         return True
 
-    def runnable(self, candidate: Candidate) -> Callable[[], float] | None:
-        """A function that runs a candidate as often as one batch has it, and gives the seconds that this
-        thread took to ask for that; None if it cannot be run."""
+    def runnable(self, candidate: Candidate) -> Callable[[], Again] | None:
+        """A function that runs a candidate as often as one batch has it; None if it cannot be run."""
         with contextlib.suppress(*_FAILURES):
             runs = _Runs(candidate, self.device)
             runs.prepare()
@@ -251,6 +250,15 @@ def _middle(found: Sequence[Launched]) -> Launched | None:
     kernels_s, _ = _told([each.kernels_s for each in found])
     launching_s, _ = _told([each.launching_s for each in found])
     return Launched(kernels_s, launching_s)
+
+
+@dataclass(frozen=True)
+class Again:
+    """One more batch of runs: the seconds until all of it had been asked for, and on a GPU, those of its
+    kernels when they need not wait for being launched."""
+
+    asking_s: float
+    kernels_s: float | None = None
 
 
 class _Runs:
@@ -396,11 +404,13 @@ class _Runs:
         self._settle()
         return forward_s, clock() - start
 
-    def again(self) -> float:
-        """Another batch, forward and backward; the seconds until all of it had been asked for."""
+    def again(self) -> Again:
+        """Another batch, forward and backward."""
         self._launching_s = ([], [])
         self._batch(self._runs)
-        return sum(map(sum, self._launching_s))
+        asking_s = [sum(found) for found in self._launching_s]
+        kernels_s = sum(self._kernels_s(self._runs, asking_s)) if self.device.is_cuda else None
+        return Again(sum(asking_s), kernels_s)
 
     def scratch_bytes(self) -> tuple[int, int, int]:
         """What a forward run takes at most, beyond what it leaves, and a backward run, beyond gradients; and

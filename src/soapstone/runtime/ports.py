@@ -248,10 +248,10 @@ class Inbox:
         if all(tensor is None for tensor, _ in found):
             return None
         if self._row is not None:
-            tensors = [tensor for tensor, _ in found if tensor is not None]
-            if len(tensors) == len(found):
+            there = [tensor for tensor, _ in found if tensor is not None]
+            if len(there) == len(found):
                 axis, order = self._row
-                return torch.cat([tensors[i] for i in order], axis)
+                return torch.cat([there[i] for i in order], axis)
         make = torch.zeros if self.adds else torch.empty
         total = make(self.shape, dtype=self.dtype, device=self.device)
         for tensor, place in found:

@@ -3,9 +3,9 @@
 Operators are measured by all ranks at once, as in a data-parallel step. Where few ranks compute, each is
 faster, by how much depends on the operator: products of matrices hardly, passes over memory by a quarter to a
 half. Where there are more ranks than cores, they wait for each other, which a rank's own clock does not see.
-So the model's longest operators are timed with one rank at them, with two, and so on, and on GPUs launching
-them too. A task then takes the time that belongs to the number of ranks that compute while it runs, which the
-simulated timeline tells.
+So the model's longest operators are timed with one rank at them, with two, and so on, and on GPUs their
+kernels and launching them, each by itself. A task then takes the time that belongs to the number of ranks
+that compute while it runs, which the simulated timeline tells.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.candidates import Candidate
-from soapstone.cost.profiler import BATCH_S, Device, Profiler
+from soapstone.cost.profiler import BATCH_S, Again, Device, Profiler
 from soapstone.machine import DeviceKind
 from soapstone.runtime.wire import Wire
 
@@ -40,8 +40,8 @@ most."""
 ROUNDS = 4
 """[choice] How often times and numbers of busy ranks are worked out from each other."""
 
-Run = Callable[[], float]
-"""Runs an operator a few times; the seconds that it took to ask for that."""
+Run = Callable[[], Again]
+"""Runs an operator a few times."""
 
 
 @dataclass(frozen=True)
@@ -115,25 +115,28 @@ def _made_up(place: torch.device) -> Run:
     rows = ROWS[place.type]
     a, b = torch.rand(rows, rows, device=place), torch.rand(STREAM_BYTES // 4, device=place)
 
-    def run() -> float:
+    def run() -> Again:
         start = perf_counter()
         torch.mm(a, a)
         b.mul(2.0)
         asked_s = perf_counter() - start
         if place.type == "cuda":
             torch.cuda.synchronize()
-        return asked_s
+        return Again(asked_s)
 
     return run
 
 
 def _timed(run: Run, busy: int, clock: Callable[[], float], wire: Wire) -> tuple[float, float, float]:
     """Real seconds of a run on this rank, by the clock, and of asking for it, while so many ranks are at it;
-    a rank that is not goes on at once."""
+    a rank that is not goes on at once. On a GPU the first two are those of kernels."""
     wire.meet("crowding")
     real_s, clock_s = perf_counter(), clock()
-    asking_s = run() if wire.rank < busy else 0.0
-    return perf_counter() - real_s, clock() - clock_s, asking_s
+    again = run() if wire.rank < busy else Again(0.0)
+    real_s, clock_s = perf_counter() - real_s, clock() - clock_s
+    if again.kernels_s is not None:
+        real_s = clock_s = again.kernels_s
+    return real_s, clock_s, again.asking_s
 
 
 def busy_devices(start_s: Floats, end_s: Floats) -> Floats:

@@ -203,7 +203,7 @@ def parts_of(
     if launches is not None:
         flat = _with_launching(tasks, flat, awaits_messages=not on_a_bus)
 
-    messages, pieces = _handled(plain, ends, {*ran.led_by, *ran.left_out}, USED[backend])
+    messages, pieces = _handled(plain, ends, {*ran.led_by, *ran.left_out}, USED[backend], traffic)
     handling_s = traffic.message_s * messages + traffic.part_s * pieces
 
     def simulated(durations: Floats) -> tuple[Floats, Floats]:
@@ -501,11 +501,11 @@ def _local(exchange: Exchange, sink: int) -> int:
 
 
 def _handled(
-    tasks: TaskGraph, ends: _Ends, led: set[Key], collectives: frozenset[Pattern]
+    tasks: TaskGraph, ends: _Ends, led: set[Key], collectives: frozenset[Pattern], traffic: Traffic
 ) -> tuple[Floats, Floats]:
-    """For each compute task, the messages that it hands over or takes, a collective being one of them; and
-    how many are cut out of a tensor for that, or put into one. What no task makes (weights) is handed over
-    at the beginning, on both sides."""
+    """For each compute task, the messages that it hands over or takes, a collective being one of them and one
+    that goes in pieces more than one; and how many are cut out of a tensor for that, or put into one. What
+    no task makes (weights) is handed over at the beginning, on both sides."""
     messages, parts = np.zeros((2, len(tasks.tasks)))
     contributions = {key: _contributions(exchange) for key, exchange in tasks.exchanges.items()}
     joined: set[tuple[Key, int]] = set()
@@ -515,11 +515,10 @@ def _handled(
         move, exchange = _move(tasks, task), tasks.exchanges[task.key[:-2]]
         made, taken = ends.made[number], ends.taken[number]
         sender, receiver = _between(move, task)
-        is_one = move.pattern is Pattern.TRANSFER or move.pattern in collectives
         there = (made, taken) if made >= 0 else (ends.first.get(sender, -1), ends.first.get(receiver, -1))
         for end in there:
             if end >= 0:
-                messages[end] += 1 if is_one else len(move.devices) - 1
+                messages[end] += _messages(move, task, collectives, traffic)
         if move.pattern in collectives:
             continue
         for transfer in move.transfers:
@@ -532,6 +531,14 @@ def _handled(
                 joined |= new
                 parts[taken] += len(several) + sum(own[sink].count(LOCAL) for _, sink in new)
     return messages, parts
+
+
+def _messages(move: Move, task: Task, collectives: frozenset[Pattern], traffic: Traffic) -> float:
+    """The messages that a message, or the hop of a collective, is as much work as at each of its ends."""
+    if move.pattern in collectives:
+        return 1.0
+    count = 1 if move.pattern is Pattern.TRANSFER else len(move.devices) - 1
+    return count * traffic.handed(task.size_bytes // count)
 
 
 def _is_whole(exchange: Exchange, transfer: Transfer) -> bool:

@@ -20,7 +20,7 @@ import torch
 from soapstone.cost.analytic import collective_s
 from soapstone.machine import Machine
 from soapstone.ops.box import Interval
-from soapstone.runtime.belts import first_piece
+from soapstone.runtime.belts import IN_PIECES, first_piece
 from soapstone.runtime.detecting import timed
 from soapstone.runtime.ports import Arrival, Departure, Inbox, Outlet
 from soapstone.runtime.region import Region
@@ -38,7 +38,10 @@ SUM_BYTES = 2**22, 2**24, 2**26
 """[choice] Sums that stand for those of all sizes, and one that takes next to no time but its latency."""
 
 AT_ONCE = 3
-"""[choice] Sums that are asked for at once."""
+"""[choice] Sums, or messages in pieces, that are asked for at once."""
+
+LAPS = 4, 20
+"""[choice] How often a message goes around all ranks: what the longer way takes more is what hops take."""
 
 MANY = 24
 """[choice] Messages of next to no bytes, by which it is seen what one more of them takes of its ends."""
@@ -51,8 +54,9 @@ class Traffic:
     number of ranks; the part of its time by which a sum delays a message and a message a sum, None where
     links carry both, one after the other; what a message takes of the thread at each of its ends; how much
     longer the bytes of a message take beyond those of a large one; the latency of messages, relative to the
-    machine's; the largest piece in which messages go by belts, 0 where they go whole; and what it takes of
-    the thread to cut a message out of a tensor or to put it into one."""
+    machine's; the largest piece in which messages go by belts, 0 where they go whole; what it takes of the
+    thread to cut a message out of a tensor or to put it into one; and what each further piece of a message
+    takes of it, relative to a message of one."""
 
     messages: tuple[float, ...] = (1.0,)
     sums: dict[int, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)
@@ -63,6 +67,12 @@ class Traffic:
     latency: float = 1.0
     piece_bytes: int = 0
     part_s: float = 0.0
+    further: float = 0.0
+
+    def handed(self, size_bytes: int) -> float:
+        """How many messages of one piece a message of this size is as much work as, at each of its ends."""
+        pieces = _pieces(size_bytes, self.piece_bytes)
+        return 1.0 + self.further * (pieces - 1)
 
     def of_message(self, size_bytes: int) -> float:
         """How much longer the bytes of a message of this size take than those of smaller ones; or than those
@@ -117,6 +127,7 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
         _latency(wire, machine, message_s) if are_apart else 1.0,
         0 if wire.belts is None else wire.belts.piece_bytes,
         part_s,
+        0.0 if wire.belts is None else _further(wire, wire.belts.piece_bytes),
     )
 
 
@@ -146,6 +157,7 @@ def between(first: Traffic, second: Traffic) -> Traffic:
         mean(first.latency, second.latency),
         first.piece_bytes,
         sqrt(first.part_s * second.part_s),
+        sqrt(first.further * second.further),
     )
 
 
@@ -165,6 +177,31 @@ def _messages(wire: Wire, machine: Machine, busy: int) -> float:
 def _in_pieces(size_bytes: int, most_bytes: int) -> int:
     """The bytes that a message takes the time of: its first piece is copied twice, and nothing beside it."""
     return size_bytes + (first_piece(size_bytes, most_bytes) if most_bytes and size_bytes else 0)
+
+
+def _pieces(size_bytes: int, most_bytes: int) -> int:
+    """In how many pieces a message goes."""
+    return -(-size_bytes // first_piece(size_bytes, most_bytes)) if most_bytes and size_bytes else 1
+
+
+def _further(wire: Wire, most_bytes: int) -> float:
+    """What each further piece of a message takes of the thread, relative to a message of one piece, where it
+    need not wait for any."""
+    size_bytes = MESSAGE_BYTES[0]
+    while _pieces(size_bytes, most_bytes) < IN_PIECES:
+        size_bytes *= 2
+
+    def asked_s(size_bytes: int) -> float:
+        tensor = torch.zeros(size_bytes // 4, device=wire.device)
+
+        def act() -> None:
+            for _ in range(AT_ONCE):
+                _around(wire, tensor, wire.size, (1,))
+
+        return timed(wire, act, to_the_end=False)[0]
+
+    one_s, several_s = asked_s(NO_BYTES), asked_s(size_bytes)
+    return _digits((several_s / one_s - 1.0) / (_pieces(size_bytes, most_bytes) - 1))
 
 
 def _beyond(wire: Wire) -> float:
@@ -239,22 +276,25 @@ class _Handing:
 
 def _latency(wire: Wire, machine: Machine, message_s: float) -> float:
     """How long a message of no bytes is on its way, beside what it takes of its ends, relative to what the
-    machine says: by one that each rank hands on to the next once it is there."""
+    machine says: by one that each rank hands on to the next once it is there. By belts all of this has been
+    asked for long before it happens, and its ends take nothing of that time."""
     said_s = machine.latency(0, 1)
     if not said_s:  # a machine file may say so, and no factor helps
         return 1.0
     tensor = torch.zeros(NO_BYTES // 4, device=wire.device)
-    seconds, _ = timed(wire, partial(_handed_on, wire, tensor))
-    return _digits((seconds / wire.size - 2 * message_s) / said_s)
+    few_s, many_s = (timed(wire, partial(_handed_on, wire, tensor, laps))[0] for laps in LAPS)
+    hop_s = (many_s - few_s) / (LAPS[1] - LAPS[0]) / wire.size
+    return _digits((hop_s - (2 * message_s if wire.belts is None else 0.0)) / said_s)
 
 
-def _handed_on(wire: Wire, tensor: torch.Tensor) -> None:
+def _handed_on(wire: Wire, tensor: torch.Tensor, laps: int) -> None:
     before, after = (wire.rank - 1) % wire.size, (wire.rank + 1) % wire.size
     if not wire.rank:
         wire.send(tensor, after, 1, "message")
-    tensor = wire.receive(tensor.shape, tensor.dtype, before, 1, "message").wait().add(1.0)
-    if wire.rank:
-        wire.send(tensor, after, 1, "message")
+    for lap in range(laps):
+        tensor = wire.receive(tensor.shape, tensor.dtype, before, 1, "message").wait().add(1.0)
+        if wire.rank or lap < laps - 1:
+            wire.send(tensor, after, 1, "message")
     wire.settle()
 
 
