@@ -67,3 +67,17 @@ def test_messages_without_a_law_still_make_a_machine() -> None:
     messages = [Message(ALONE, size, 1.0 / size) for size in SIZES]
     machine = local_machine("lab", KINDS["cpu"], 2, fitted(messages, 2))
     assert machine.bandwidth(0, 1) > 0
+
+
+def test_large_messages_tell_whether_a_link_is_shared() -> None:
+    """As four slices of a GPU were seen: latencies pass at once, bytes do not."""
+    bus, own = 42e9, 36e9
+    messages = []
+    for size in (4**i for i in range(5, 13)):
+        messages.append(Message(ALONE, size, 41e-6 + size / own))
+        messages.append(Message(AT_ONCE, size, 46e-6 + 4 * size / bus))
+        messages.append(Message(ALL_REDUCE, size, 270e-6 + 6 * size / bus))
+    fit = fitted(messages, 4)
+    assert fit.is_shared
+    assert fit.bandwidth_bytes_per_s == pytest.approx(bus, rel=0.25)
+    assert fit.large_error < 0.25
