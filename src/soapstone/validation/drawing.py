@@ -23,6 +23,9 @@ from soapstone.strategy.strategy import Strategy
 PROPOSALS = 2000
 """[choice] Of each chain of the search: a number, since all ranks have to find the same."""
 
+FOUND, BEFORE = "found", "found before measuring"
+"""The names of what a search finds, and of what one has found by costs that were not measured here."""
+
 CHANGED_SHARE = 0.15
 """[choice] The part of its blocks that a changed baseline has placed at random, at least one."""
 
@@ -50,18 +53,9 @@ def drawn(
         for each in applicable(graph, machine)
         if each.name != "random"
     ]
-    best = mcmc(
-        graph,
-        machine,
-        costs,
-        budget=Budget(None, PROPOSALS),
-        seed=seed,
-        threads=1,
-        known={each.name: each.strategy for each in known if each.strategy.graph is graph},
-        in_buckets=True,  # as they are run
-    ).strategy
+    best = Drawn(FOUND, _searched(graph, machine, costs, seed, known))
     found: list[Drawn] = []
-    for each in [*given, *known[:1], Drawn("found", best), *known[1:]]:
+    for each in [*given, *known[:1], best, *known[1:]]:
         _add(found, each)
     starts, attempts = list(found), 0
     while len(found) < count and attempts < 20 * count:
@@ -72,6 +66,37 @@ def drawn(
         else:
             _add(found, Drawn(f"random {attempts}", random_strategy(graph, len(machine.devices), random)))
     return found[:count]
+
+
+def found_anew(
+    found: Sequence[Drawn], graph: Graph, machine: Machine, costs: AnalyticCosts, seed: int = 0
+) -> list[Drawn]:
+    """The same strategies, but what a search finds by these costs in the place of what one has found before.
+    If that is one of the others, it has that name, and the earlier one another."""
+    names = {FOUND, *(each.name for each in applicable(graph, machine))}
+    known = [each for each in found if each.name in names]
+    best = _searched(graph, machine, costs, seed, known)
+    others = [each for each in found if each.name != FOUND]
+    if any(best.placements == each.strategy.placements for each in others):
+        return [Drawn(BEFORE, each.strategy) if each.name == FOUND else each for each in found]
+    place = next((i for i, each in enumerate(found) if each.name == FOUND), 1)
+    return [*others[:place], Drawn(FOUND, best), *others[place:]][: len(found)]
+
+
+def _searched(
+    graph: Graph, machine: Machine, costs: AnalyticCosts, seed: int, known: Sequence[Drawn]
+) -> Strategy:
+    """The best that a search finds, which starts from what is known, among other things."""
+    return mcmc(
+        graph,
+        machine,
+        costs,
+        budget=Budget(None, PROPOSALS),
+        seed=seed,
+        threads=1,
+        known={each.name: each.strategy for each in known if each.strategy.graph is graph},
+        in_buckets=True,  # as they are run
+    ).strategy
 
 
 def _add(found: list[Drawn], new: Drawn) -> None:

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from soapstone.cost.analytic import AnalyticCosts
-from soapstone.cost.candidates import candidates_of, spread_out
+from soapstone.cost.candidates import Candidate, candidates_of, spread_out
 from soapstone.cost.choice import costs_for, threads_of_a_rank
 from soapstone.cost.fit import held_out
 from soapstone.cost.launching import Launches
@@ -30,13 +30,16 @@ from soapstone.runtime.wire import Wire
 from soapstone.validation.calibrating import Calibration, calibrated
 from soapstone.validation.comparing import Account, Compared, Summary, accounts, summary
 from soapstone.validation.crowding import NO_CROWDING, Crowding, measured_crowding, standing_for_all
-from soapstone.validation.drawing import Drawn, drawn
+from soapstone.validation.drawing import FOUND, Drawn, drawn, found_anew
 from soapstone.validation.holding import NOTHING, Measured
 from soapstone.validation.parts import parts_of
 from soapstone.validation.running import model_of, ran, traced
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, between, measured_traffic
 
 Show = Callable[[float, str], None]
+
+LATE_SHARE = 0.25
+"""[choice] The part of the time for measuring operators that those of what is found by it may take beside."""
 
 SCRATCH_SHARE = 0.25
 """[choice] The part of the time for measuring operators that their scratch memory may take beside it."""
@@ -80,7 +83,8 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     graph, machine = captured.graph, wanted.machine
     if graph.loss is None or graph.loss not in graph.differentiable:
         raise TrainingError(f"model '{graph.name}' has no loss that depends on a weight: nothing to train")
-    # Strategies are drawn before anything is measured here: by what is known of such devices already.
+    # Strategies are drawn before anything is measured here: by what is known of such devices already. What
+    # was found by that is then searched for anew, by what was measured.
     costs = costs_for(machine, "auto" if wanted.costs == "measured" else wanted.costs, graph=graph)
     found = drawn(graph, machine, costs, wanted.strategies, wanted.seed, wanted.given(graph))
     if len(found) < 2:
@@ -88,7 +92,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     told, crowding, memory, traffic = None, NO_CROWDING, NOTHING, AS_THE_MACHINE_SAYS
     if wanted.costs == "measured":
         with settled_objects():  # as steps are run
-            costs, memory, crowding, told = _measured(found, wanted, wire, show)
+            found, costs, memory, crowding, told = _measured(found, graph, wanted, wire, show)
             traffic = measured_traffic(wire, machine)
     plans = [_plan(each, machine, costs) for each in found]
     model = model_of(source, graph, captured.constants, wire.device)
@@ -142,36 +146,50 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
 
 
 def _measured(
-    found: Sequence[Drawn], wanted: Wanted, wire: Wire, show: Show
-) -> tuple[AnalyticCosts, Measured, Crowding, dict[str, Any]]:
-    """Costs measured by all ranks at once, what operators take of memory, what ranks take from each other,
-    and what to tell of it all."""
+    found: Sequence[Drawn], graph: Graph, wanted: Wanted, wire: Wire, show: Show
+) -> tuple[list[Drawn], AnalyticCosts, Measured, Crowding, dict[str, Any]]:
+    """The strategies, with what a search finds by measured costs among them; these costs, measured by all
+    ranks at once, what operators take of memory, what ranks take from each other, and what to tell of it."""
     kind = wanted.machine.devices[0].kind
     device = device_at_hand(wire.device.type, kind.name, threads_of_a_rank(wanted.machine), wire.size)
     prepare(device)
-    todo = spread_out(candidates_of(layout for each in found for layout in each.strategy.layouts.values()))
     profiler = Profiler(device, launches=True)
-    done = measured_at_once(
-        profiler, todo, wire, wanted.budget_s, lambda n, what: show(n, f"measuring {what}")
-    )
+    measured: list[Candidate] = []
+
+    def measure(more: Sequence[Candidate], budget_s: float) -> Profile:
+        done = measured_at_once(
+            profiler, more, wire, budget_s, lambda n, what: show(len(measured) + n, f"measuring {what}")
+        )
+        measured.extend(more[:done])
+        return shared_profile(profiler.profile, wire)
+
     profiler.measure_updates()
+    todo = spread_out(candidates_of(layout for each in found for layout in each.strategy.layouts.values()))
+    profile = measure(todo, wanted.budget_s)
+    costs = MeasuredCosts(profiles={kind.name: profile})
+    found = found_anew(found, graph, wanted.machine, costs, wanted.seed)
+    known = {candidate.works for candidate in todo}
+    best = [each for each in found if each.name == FOUND]
+    late = spread_out(candidates_of(layout for each in best for layout in each.strategy.layouts.values()))
+    more = [candidate for candidate in late if candidate.works not in known]
+    if more:
+        profile = measure(more, LATE_SHARE * wanted.budget_s)
+        costs = MeasuredCosts(profiles={kind.name: profile})
     until_s = monotonic() + SCRATCH_SHARE * wanted.budget_s
-    for candidate in todo[:done]:
+    for candidate in measured:
         if monotonic() < until_s:
             profiler.measure_scratch(candidate)
-    profile = shared_profile(profiler.profile, wire)
     off = held_out(profile.times)
-    costs = MeasuredCosts(profiles={kind.name: profile})
-    crowding = measured_crowding(device, wire, standing_for_all(profiler, todo[:done], costs, kind))
+    crowding = measured_crowding(device, wire, standing_for_all(profiler, measured, costs, kind))
     told = {
-        "shards": len(todo),
-        "measured": done,
+        "shards": len(todo) + len(more),
+        "measured": len(measured),
         "failed": dict(profiler.failed),
         "crowding": asdict(crowding),
         "held_out_median": None if off is None else off.median,
         "held_out_worst": None if off is None else off.worst,
     }
-    return costs, Measured(profiler.scratch_bytes, profiler.kept_bytes), crowding, told
+    return found, costs, Measured(profiler.scratch_bytes, profiler.kept_bytes), crowding, told
 
 
 def _launches(costs: AnalyticCosts, machine: Machine) -> Launches:
