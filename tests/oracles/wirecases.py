@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from oracles.gpucases import sums_of_slices
-from soapstone.cost.profiler import device_at_hand
+from soapstone.cost.profiler import Again, device_at_hand
 from soapstone.errors import TrainingError
 from soapstone.machine import preset
 from soapstone.runtime.recording import Recorder, gathered_spans
@@ -58,22 +58,32 @@ def traffic_seen(rank: int, size: int) -> Traffic:
 
 
 def crowding_seen(rank: int, size: int, folder: str) -> Crowding:
-    """What ranks measure of three made-up operators: one that takes the same whoever is at it, one that takes
-    longer the more ranks are (each leaves a file where the others see it), and one that a single rank has."""
+    """What ranks measure of made-up operators: one that takes the same whoever is at it, one that takes
+    longer the more ranks are (each leaves a file where the others see it), one whose kernels alone do, as
+    they tell themselves, and one that a single rank has."""
     own = Path(folder) / str(rank)
 
-    def steady() -> float:
+    def steady() -> Again:
         sleep(0.01)
-        return 0.001
+        return Again(0.001)
 
-    def crowded() -> float:
+    def crowded() -> Again:
         own.touch()
         sleep(0.01)
-        sleep(0.01 * len(list(Path(folder).iterdir())))
+        count = len(list(Path(folder).iterdir()))
+        sleep(0.01 * count)
         own.unlink()
-        return 0.001
+        return Again(0.001)
 
-    runs: dict[str, Callable[[], float]] = {"steady": steady, "crowded": crowded}
+    def launched() -> Again:
+        own.touch()
+        sleep(0.01)
+        count = len(list(Path(folder).iterdir()))
+        sleep(0.01)
+        own.unlink()
+        return Again(0.001, 0.01 * count)
+
+    runs: dict[str, Callable[[], Again]] = {"steady": steady, "crowded": crowded, "launched": launched}
     runs |= {"odd": steady} if rank == 0 else {}
     return measured_crowding(device_at_hand("cpu", threads=2), Wire(rank, size), runs)
 

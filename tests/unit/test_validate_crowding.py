@@ -62,13 +62,15 @@ def test_messages_crowd_nobody() -> None:
 
 
 def test_operators_are_crowded_each_in_its_own_way(tmp_path: Path) -> None:
-    """Alone the second one takes 20 ms, with another rank at it 30; what not all ranks have is not timed."""
+    """Alone the second one takes 20 ms, with another rank at it 30, and the kernels of the third 10 and 20;
+    what not all ranks have is not timed."""
     ranks = Ranks(2)
     first, second = ranks.run(crowding_seen, 2, str(tmp_path))
     ranks.close()
     assert first == second
-    assert set(first.operators) == {"steady", "crowded"}
+    assert set(first.operators) == {"steady", "crowded", "launched"}
     assert first.operators["steady"][0] == pytest.approx(1.0, abs=0.2)
     assert first.operators["crowded"][0] == pytest.approx(2 / 3, abs=0.2)
+    assert first.operators["launched"][0] == pytest.approx(1 / 2, abs=0.1)
     assert first.of("odd") == first.usual
     assert first.launching == (1.0, 1.0)

@@ -187,7 +187,7 @@ class Inbox:
         self.box, self.dtype, self.device, self.adds = box, dtype, device, adds
         self.shape = shape_of(box)
         self.parts: list[tuple[Outlet | Arrival, Index, Index]] = []  # (from, part of it, place in the box)
-        self._row: Row | None = None  # if it is put together of one, once that is known
+        self._row: Row | None = None  # that the parts make, if they make one
         self.tensor: Tensor | None = None
         self.is_full = False
 

@@ -120,11 +120,10 @@ class Parts:
         """The tasks with their durations under a calibration."""
         durations = self.durations(found)
         if self.launches_ahead:
-            start_s, end_s, _ = native.simulate(durations, *self.flat)
-            count = len(self.tasks.tasks)
-            last_s = np.maximum(end_s[self._computing], end_s[count:])
-            durations = durations[:count]
-            durations[self._computing] = last_s - start_s[self._computing]
+            timeline = self._timeline(durations)
+            durations = durations[: len(self.tasks.tasks)]
+            taken_s = np.array(timeline.end_s) - np.array(timeline.start_s)
+            durations[self._computing] = taken_s[self._computing]
         tasks = tuple(
             replace(t, duration_s=float(d)) for t, d in zip(self.tasks.tasks, durations, strict=True)
         )
@@ -132,9 +131,17 @@ class Parts:
 
     def memory_bytes(self, found: Calibration, device_count: int) -> tuple[int, ...]:
         """The predicted peak of each device under a calibration."""
-        graph = self.graph(found)
-        memory = peak_memory(graph, simulate(graph), device_count, self.states_per_weight)
+        timeline = self._timeline(self.durations(found))
+        memory = peak_memory(self.tasks, timeline, device_count, self.states_per_weight)
         return tuple(device.peak_bytes for device in memory)
+
+    def _timeline(self, durations: Floats) -> Timeline:
+        """When each task runs; on GPUs, launching is a part of it."""
+        start_s, end_s, makespan_s = native.simulate(durations, *self.flat)
+        count = len(self.tasks.tasks)
+        if self.launches_ahead:
+            end_s[self._computing] = np.maximum(end_s[self._computing], end_s[count:])
+        return Timeline(start_s[:count].tolist(), end_s[:count].tolist(), makespan_s)
 
 
 def parts_of(
