@@ -10,9 +10,9 @@ and two machines are held against them: each rank with a full-duplex link of its
 share. What the simulator says of each measurement is linear in the latency alpha and in beta, the inverse of
 the bandwidth, so both follow from least squares of relative errors. Which of the two it is, large messages
 tell: their bytes share a link or they do not, while the latencies of small ones hardly ever do, and there are
-more small ones ([measured] four slices of a GPU, 16 MiB: 0.46 ms alone and 1.6 ms at once, 1 KiB: about the
-same). What a single alpha and beta cannot say (collectives may have other constants than messages) is left as
-an error, which the fit tells for each of the three.
+more small ones ([measured] four slices of a GPU: 16 MiB 0.46 ms alone and 1.6 ms at once, 4 KiB 43 and
+66 us). What a single alpha and beta cannot say (collectives may have other constants than messages) is left
+as an error, which the fit tells for each of the three.
 """
 
 from __future__ import annotations

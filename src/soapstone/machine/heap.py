@@ -4,6 +4,10 @@ Memory that it frees stays with it, for the next that asks (`keep_freed_memory`)
 blocks anew each time and gives them back, and every 4 KiB of new memory costs a page fault: thousands in a
 convolution, a third of the CPU time of a data-parallel step ([measured] BERT).
 
+torch has an allocator of its own on some processors (mimalloc, on Arm), which gives memory back a hundredth
+of a second after it was freed. It can be told not to only in the environment, before torch is loaded (`KEPT`;
+[measured] CANDLE Uno, two ranks on Arm: 25,000 page faults in a step under ZeRO, and 220 ms instead of 177).
+
 And the garbage collector does not look again and again at what stays (`settled_objects`): a look at all that
 a model's graph, its tasks and their programs are made of takes up to 0.9 s ([measured] 20 strategies of RNNTC
 in one process), comes at any moment of a step, on each rank at another, and the other ranks wait.
