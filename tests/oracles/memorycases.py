@@ -15,9 +15,7 @@ from soapstone.plans import planned, simulation
 from soapstone.runtime.session import joined, seeded
 from soapstone.search.baselines import baseline
 from soapstone.strategy.space import random_strategy
-from soapstone.validation.calibrating import Calibration
-from soapstone.validation.holding import Measured
-from soapstone.validation.parts import parts_of
+from soapstone.validation.rehearsing import Inside, rehearsed_peaks
 from soapstone.validation.running import model_of, ran
 
 COSTS = AnalyticCosts()
@@ -39,9 +37,9 @@ def peaks(rank: int, size: int, model: str, batch: int, strategy: str) -> tuple[
     plan = planned(chosen, machine, simulation(chosen, machine, COSTS), COSTS)
     profiler = Profiler(device_at_hand("cpu", "cpu", 1, size))
     for candidate in candidates_of(chosen.layouts.values()):
-        profiler.measure_scratch(candidate)
-    measured = Measured(profiler.scratch_bytes, profiler.kept_bytes)
-    parts = parts_of(plan, COSTS, measured=measured, backend=wire.backend)
+        profiler.measure_hidden(candidate)
+    (predicted,), reasons = rehearsed_peaks([plan], captured.constants, Inside(profiler.hidden_bytes), wire)
+    assert not reasons
     module = model_of(source, captured.graph, captured.constants, wire.device)
     (seen,) = ran([plan], module, wire, 2, lambda _: None)
-    return list(parts.memory_bytes(Calibration(), size)), list(seen.peak_bytes)
+    return list(predicted), list(seen.peak_bytes)

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from soapstone.cost.analytic import AnalyticCosts
-from soapstone.cost.candidates import candidates, candidates_of
+from soapstone.cost.candidates import candidates
 from soapstone.cost.launching import Launches
 from soapstone.cost.profile import Launched, OpKey, Profile, key_of
 from soapstone.cost.profile import Measured as Timed
-from soapstone.cost.profiler import Profiler, device_at_hand
 from soapstone.cost.watch import Watch, counted
 from soapstone.cost.work import Work
 from soapstone.frontends.source import load
@@ -38,12 +37,12 @@ from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.exchange import Pattern
 from soapstone.tasks.placed import WEIGHT
-from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, TaskKind
+from soapstone.tasks.task import COMPUTE_KINDS, TaskKind
 from soapstone.validation.calibrating import Calibration, calibrated
 from soapstone.validation.comparing import Compared, accounts, kendall_tau, summary
 from soapstone.validation.drawing import BEFORE, FOUND, Drawn, drawn, found_anew
-from soapstone.validation.holding import Measured
 from soapstone.validation.parts import parts_of
+from soapstone.validation.rehearsing import Inside
 from soapstone.validation.traffic import Traffic
 
 MACHINE, COSTS = preset("cpu:1x2"), AnalyticCosts()
@@ -168,13 +167,6 @@ def test_gradients_of_the_same_ranks_are_one_sum(graph: Graph) -> None:
     for task in ran.tasks.tasks:
         if task.kind is TaskKind.UPDATE:
             assert {key[:-1] for key in task.after} & leaders
-    kept = [b for b in ran.tasks.buffers if b.kind is BufferKind.WEIGHT_GRADIENT]
-    for device in range(2):
-        (bucket,) = [b for b in kept if b.device == device and not b.made_by]
-        others = [b for b in kept if b.device == device and b.made_by]
-        assert bucket.size_bytes == sum(b.size_bytes for b in others)
-        for other in others:  # given up when they are in the bucket
-            assert {key[:-1] for key in other.needed_by} == leaders
 
 
 def test_without_sums_all_is_as_it_was(graph: Graph) -> None:
@@ -215,7 +207,6 @@ def test_parts_put_together_are_the_durations(graph: Graph) -> None:
             if before.kind in (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.UPDATE, TaskKind.TRANSFER):
                 assert after.duration_s == pytest.approx(before.duration_s)
         assert parts.makespan_s(Calibration()) == pytest.approx(simulate(ran).makespan_s)
-        assert len(parts.memory_bytes(Calibration(), 2)) == 2
 
 
 def test_factors_do_what_they_say(graph: Graph) -> None:
@@ -231,28 +222,15 @@ def test_factors_do_what_they_say(graph: Graph) -> None:
     assert parts.messages.sum() > 0
 
 
-def test_scratch_memory_counts_while_a_task_runs(graph: Graph) -> None:
-    """More than all else together, for one operator: the peak is then and there, and nowhere else."""
-    strategy = single_device(graph, MACHINE)
-    plan = plan_of(strategy)
-    first = next(iter(candidates_of(strategy.layouts.values())))
-    assert first.forward is not None
-    usual = parts_of(plan, COSTS).memory_bytes(Calibration(), 2)
-    more = parts_of(plan, COSTS, measured=Measured({first.forward: 10**9})).memory_bytes(Calibration(), 2)
-    assert 10**9 < more[0] < 10**9 + usual[0]
-    assert more[1] == usual[1]
-
-
 def test_memory_that_was_not_measured_goes_with_the_nearest_size(graph: Graph) -> None:
     works = [work for c in candidates(graph, [1]) for work in c.works if work.op_name == "conv2d"]
     first = works[0]
     small, large = replace(first, size_bytes=1000), replace(first, size_bytes=8000, flops=1.0)
-    known = Measured({small: 10, large: 400}, {small: 1})
-    assert [known.scratch(work) for work in (small, large)] == [10, 400]
-    assert known.scratch(replace(first, size_bytes=1500, flops=2.0)) == 15
-    assert known.scratch(replace(first, size_bytes=16000, flops=2.0)) == 800
-    assert known.kept(replace(first, size_bytes=5000, flops=2.0)) == 5
-    assert known.scratch(replace(first, op_name="relu")) == 0
+    known = Inside({small: 10, large: 400})
+    assert [known.of(work) for work in (small, large)] == [10, 400]
+    assert known.of(replace(first, size_bytes=1500, flops=2.0)) == 15
+    assert known.of(replace(first, size_bytes=16000, flops=2.0)) == 800
+    assert known.of(replace(first, op_name="relu")) == 0
 
 
 def test_what_is_given_out_and_taken_back_is_seen() -> None:
@@ -260,28 +238,17 @@ def test_what_is_given_out_and_taken_back_is_seen() -> None:
         kept = torch.empty(1000)
         torch.empty(5000)
         torch.empty(3000)
-    assert watch.left_bytes == kept.nbytes
-    assert watch.highest_bytes == kept.nbytes + 20_000
+    assert watch.highest_bytes() == kept.nbytes + 20_000
 
 
 def test_what_was_given_out_before_is_not_counted_when_taken_back() -> None:
-    assert counted([(1, 100), (2, -70), (3, 50), (1, -100), (1, 20)]) == (150, 70)
-    assert counted([(1, 100), (1, -100), (1, -100), (1, 100)]) == (100, 100)
+    assert counted([(1, 100), (2, -70), (3, 50), (1, -100), (1, 20)]) == 150
+    assert counted([(1, 100), (1, -100), (1, -100), (1, 100)]) == 100
     before = [torch.empty(2000) for _ in range(20)]
     with Watch(is_cuda=False) as watch:
         before.clear()
         torch.empty(10)
-    assert (watch.left_bytes, watch.highest_bytes) == (0, 40)
-
-
-def test_scratch_memory_of_an_operator_is_what_it_gives_back(graph: Graph) -> None:
-    layouts = single_device(graph, MACHINE).layouts.values()
-    profiler = Profiler(device_at_hand("cpu", "cpu", 1, 1))
-    for candidate in candidates_of(layouts):
-        profiler.measure_scratch(candidate)
-    found = {work.op_name: size for work, size in profiler.scratch_bytes.items() if not work.is_backward}
-    assert found["relu"] == 0
-    assert all(size >= 0 for size in profiler.scratch_bytes.values())
+    assert watch.highest_bytes() == 40
 
 
 def launches(kernels_s: float, launching_s: float) -> Launches:
@@ -351,19 +318,6 @@ def test_passes_that_were_not_measured_are_launched_like_the_nearest(graph: Grap
     assert found.of(other) == Launched(4.0, 0.5)
     linear = next(work for c in candidates(graph, [1]) for work in c.works if work.op_name == "linear")
     assert found.of(linear) == Launched(8.0, 0.6)
-
-
-def test_what_a_gpu_has_sent_by_gloo_is_in_host_memory(graph: Graph) -> None:
-    strategy = random_strategy(graph, 2, Random(0))
-    tasks = plan_of(strategy).simulated().tasks
-    for is_gpu, backend, is_held in (
-        (True, "gloo", False),
-        (True, "nccl", True),
-        (False, "gloo", True),
-        (False, "memory", False),
-    ):
-        ran = as_run(strategy, tasks, simulate(tasks), backend=backend, is_gpu=is_gpu)
-        assert any(buffer.kind is BufferKind.SENT for buffer in ran.tasks.buffers) == is_held
 
 
 def test_only_tasks_that_need_something_of_another_rank_wait_for_it(graph: Graph) -> None:

@@ -34,7 +34,7 @@ from soapstone.ops.definitions.dtypes import torch_dtype
 from soapstone.ops.op import Shard
 
 if TYPE_CHECKING:
-    pass
+    from soapstone.cost.count import Count
 
 BATCHES = 7
 """[choice] Batches of a measurement: enough for quartiles."""
@@ -149,8 +149,7 @@ class Profiler:
         self.failed: dict[str, str] = {}
         self.failures = 0
         self.updates: dict[int, list[float]] = {}
-        self.scratch_bytes: dict[Work, int] = {}
-        self.kept_bytes: dict[Work, int] = {}
+        self.hidden_bytes: dict[Work, int] = {}
 
     def measure(self, candidate: Candidate) -> bool:
         """Measure a candidate; False (and the reason in `failed`) if it cannot be run."""
@@ -181,17 +180,13 @@ class Profiler:
             return runs.again
         return None
 
-    def measure_scratch(self, candidate: Candidate) -> None:
-        """Measure what a candidate's passes take of memory beside what they read and leave, and what its
-        forward pass keeps for the backward pass beside operands and outputs."""
+    def measure_hidden(self, candidate: Candidate) -> None:
+        """Measure what a candidate's passes take of memory beside tensors."""
         with contextlib.suppress(*_FAILURES):
             passes = (candidate.forward, candidate.backward)
-            forward, backward, kept = _Runs(candidate, self.device).scratch_bytes()
-            for work, size_bytes in zip(passes, (forward, backward), strict=True):
+            for work, size_bytes in zip(passes, _Runs(candidate, self.device).hidden_bytes(), strict=True):
                 if work is not None:
-                    self.scratch_bytes[work] = size_bytes
-            if candidate.forward is not None:
-                self.kept_bytes[candidate.forward] = kept
+                    self.hidden_bytes[work] = size_bytes
 
     def measure_updates(self, sizes: Iterable[int] | None = None) -> None:
         """Measure updates of weights of some sizes (SGD with momentum, one weight among several)."""
@@ -412,34 +407,41 @@ class _Runs:
         kernels_s = sum(self._kernels_s(self._runs, asking_s)) if self.device.is_cuda else None
         return Again(sum(asking_s), kernels_s)
 
-    def scratch_bytes(self) -> tuple[int, int, int]:
-        """What a forward run takes at most, beyond what it leaves, and a backward run, beyond gradients; and
-        what a forward run leaves beside its outputs, for the backward run."""
-        torch = self.torch
-        given = self._leaves()
-        is_cuda = self.device.is_cuda
-        with torch.set_grad_enabled(self.traced):
-            self._forward(given)  # the first run may make what later ones find
-            with Watch(is_cuda=is_cuda) as forward:
-                made = self._forward(given)
-        scratch = forward.highest_bytes - forward.left_bytes
+    def hidden_bytes(self) -> tuple[int, int]:
+        """What a forward and a backward run take at most, beyond what the same tensors without elements do:
+        memory that an operator takes inside, which no tensor shows."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        from soapstone.cost.count import Count
+
+        is_cuda, is_tensor = self.device.is_cuda, self.torch.is_tensor
+        for _ in range(2):  # the first run may make what later ones find
+            seen = self._highest_bytes(self.operands, Watch(is_cuda=is_cuda), Watch(is_cuda=is_cuda))
+        with FakeTensorMode() as mode:
+            shapes = [mode.from_tensor(each) if is_tensor(each) else each for each in self.operands]
+            shown = self._highest_bytes(shapes, Count(is_cuda=is_cuda), Count(is_cuda=is_cuda))
+        return max(0, seen[0] - shown[0]), max(0, seen[1] - shown[1])
+
+    def _highest_bytes(
+        self, operands: Sequence[Any], forward: Watch | Count, backward: Watch | Count
+    ) -> tuple[int, int]:
+        """What a forward and a backward run take at most."""
+        torch, given = self.torch, self._leaves(operands)
+        with torch.set_grad_enabled(self.traced), forward:
+            made = self._forward(given)
         if not self.has_backward:
-            return scratch, 0, 0
-        read = {tensor.untyped_storage().data_ptr() for tensor in given if isinstance(tensor, torch.Tensor)}
-        fresh = [out for out in made if out is not None and out.untyped_storage().data_ptr() not in read]
-        kept = max(0, forward.left_bytes - sum(out.nbytes for out in fresh))
+            return forward.highest_bytes(), 0
         roots = [out for out in made if out is not None and out.requires_grad]
         gradients = [torch.ones_like(root) for root in roots]
-        with Watch(is_cuda=is_cuda) as backward:
+        with backward:
             torch.autograd.backward(roots, gradients)
-        left = sum(leaf.grad.nbytes for leaf in given if getattr(leaf, "grad", None) is not None)
-        return scratch, max(0, backward.highest_bytes - left), kept
+        return forward.highest_bytes(), backward.highest_bytes()
 
-    def _leaves(self) -> list[Any]:
-        """The operands, as leaves of their own where a gradient is wanted."""
+    def _leaves(self, operands: Sequence[Any] | None = None) -> list[Any]:
+        """The operands, or others like them, as leaves of their own where a gradient is wanted."""
         return [
             operand.detach().requires_grad_() if i in self.wanted and operand is not None else operand
-            for i, operand in enumerate(self.operands)
+            for i, operand in enumerate(self.operands if operands is None else operands)
         ]
 
     def _forward(self, operands: Sequence[Any]) -> tuple[Any, ...]:

@@ -12,14 +12,13 @@ if TYPE_CHECKING:
 
 
 class Watch(AbstractContextManager["Watch"]):
-    """How much memory was given out at most since the beginning, and how much of that was left at the end;
-    both are known when it is over."""
+    """How much memory is given out at most while it is on, beyond what there was."""
 
     def __init__(self, *, is_cuda: bool) -> None:
         self._is_cuda = is_cuda
         self._profiler: Any = None
         self._before = 0
-        self.highest_bytes = self.left_bytes = 0
+        self._highest_bytes = 0
 
     def __enter__(self) -> Watch:
         import torch
@@ -42,28 +41,31 @@ class Watch(AbstractContextManager["Watch"]):
 
         if self._is_cuda:
             torch.cuda.synchronize()
-            self.highest_bytes = torch.cuda.max_memory_allocated() - self._before
-            self.left_bytes = torch.cuda.memory_allocated() - self._before
+            self._highest_bytes = torch.cuda.max_memory_allocated() - self._before
             return
         self._profiler.__exit__(kind, error, trace)
         roots = self._profiler.profiler.kineto_results.experimental_event_tree()
-        self.highest_bytes, self.left_bytes = counted(_changes(roots))
+        self._highest_bytes = counted(_changes(roots))
+
+    def highest_bytes(self) -> int:
+        """The most that was given out, once it is over."""
+        return self._highest_bytes
 
 
-def counted(changes: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """The most that was given out, and what is left, of addresses and bytes: more than zero for what is given
-    out, less for what is taken back. What was there before the first is not counted when it is taken back:
+def counted(changes: Iterable[tuple[int, int]]) -> int:
+    """The most that was given out, of addresses and bytes: more than zero for what is given out, less for
+    what is taken back. What was there before the first is not counted when it is taken back:
     torch knows sizes by address, also of what has long been taken back, and tells a wrong one."""
     given: dict[int, int] = {}
-    highest_bytes = left_bytes = 0
+    highest_bytes = now_bytes = 0
     for address, change in changes:
         if change > 0:
             given[address] = change
-            left_bytes += change
+            now_bytes += change
         else:
-            left_bytes -= given.pop(address, 0)
-        highest_bytes = max(highest_bytes, left_bytes)
-    return highest_bytes, left_bytes
+            now_bytes -= given.pop(address, 0)
+        highest_bytes = max(highest_bytes, now_bytes)
+    return highest_bytes
 
 
 def _changes(roots: list[Any]) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,7 @@ its tasks in the order is posted as soon as the gradients it needs are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -233,9 +233,9 @@ class Executor:
     # -- sums ---------------------------------------------------------------------------------------
 
     @property
-    def bucket_bytes(self) -> int:
-        """The memory of the buckets that stay from step to step."""
-        return sum(bucket.nbytes for bucket in self._buckets.values())
+    def buckets(self) -> Iterable[Tensor]:
+        """The buckets that stay from step to step."""
+        return self._buckets.values()
 
     def _sum(self, action: SumGradients) -> None:
         held = self.program.held

@@ -39,7 +39,6 @@ from soapstone.ops.box import intersection, volume
 from soapstone.plans import Plan
 from soapstone.runtime.as_run import as_run
 from soapstone.runtime.collectives import USED
-from soapstone.sim.memory import STATES_PER_WEIGHT, peak_memory
 from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
@@ -47,7 +46,6 @@ from soapstone.tasks.exchange import Exchange, Move, Pattern, Transfer
 from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, Key, Task, TaskGraph, TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import NO_CROWDING, ROUNDS, Crowding, crowded, under_way
-from soapstone.validation.holding import NOTHING, Measured, beside, copied_parts, whole_inputs
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
 
 Floats = NDArray[np.float64]
@@ -94,7 +92,6 @@ class Parts:
     wire_s: Floats
     latency_s: Floats
     flat: tuple[Any, ...]
-    states_per_weight: int
     launches_ahead: bool
 
     def durations(self, found: Calibration) -> Floats:
@@ -129,12 +126,6 @@ class Parts:
         )
         return replace(self.tasks, tasks=tasks)
 
-    def memory_bytes(self, found: Calibration, device_count: int) -> tuple[int, ...]:
-        """The predicted peak of each device under a calibration."""
-        timeline = self._timeline(self.durations(found))
-        memory = peak_memory(self.tasks, timeline, device_count, self.states_per_weight)
-        return tuple(device.peak_bytes for device in memory)
-
     def _timeline(self, durations: Floats) -> Timeline:
         """When each task runs; on GPUs, launching is a part of it."""
         start_s, end_s, makespan_s = native.simulate(durations, *self.flat)
@@ -148,15 +139,14 @@ def parts_of(
     plan: Plan,
     costs: AnalyticCosts,
     crowding: Crowding = NO_CROWDING,
-    measured: Measured = NOTHING,
     *,
     launches: Launches | None = None,
     backend: str = "gloo",
     traffic: Traffic = AS_THE_MACHINE_SAYS,
 ) -> Parts:
-    """The parts of a plan's durations; `crowding` says what ranks take from each other, `measured` what
-    operators take of memory, `launches` what GPUs take of the threads that launch their kernels (None where
-    there are none), `backend` what carries messages (`Wire.backend`), and `traffic` what bytes take."""
+    """The parts of a plan's durations; `crowding` says what ranks take from each other, `launches` what
+    GPUs take of the threads that launch their kernels (None where there are none), `backend` what carries
+    messages (`Wire.backend`), and `traffic` what bytes take."""
     shares_memory, on_a_bus = backend == "memory", backend == "belts"
     strategy, machine = plan.strategy, plan.machine
     plain = task_graph(strategy, machine, costs)
@@ -167,7 +157,6 @@ def parts_of(
         timeline,
         device_count=len(machine.devices),
         backend=backend,
-        is_gpu=launches is not None,
     )
     counted = task_graph(strategy, machine, _Counting(lambda _: 1.0, lambda *_: 1.0))
     swift = task_graph(strategy, _without_latency(machine), costs)
@@ -190,13 +179,7 @@ def parts_of(
         wire_s[b] += wire_s[a]
         latency_s[b] = max(latency_s[b], latency_s[a])
         wire_s[a] = latency_s[a] = 0.0
-    buffers = (
-        *(buffer for buffer in ran.tasks.buffers if buffer.kind is not BufferKind.INPUT),
-        *whole_inputs(strategy.graph, len(machine.devices)),
-        *copied_parts(strategy, plain),
-        *beside(strategy, measured, ran.linked),
-    )
-    tasks = replace(ran.tasks, buffers=buffers)
+    tasks = ran.tasks
     own_s = np.where(is_compute, full, 0.0)
     launching_s = np.zeros_like(own_s)
     if launches is not None:
@@ -244,7 +227,6 @@ def parts_of(
         wire_s,
         latency_s,
         flat,
-        STATES_PER_WEIGHT[plan.optimizer],
         launches is not None,
     )
 

@@ -155,7 +155,7 @@ def _most(number: float, wire: Wire) -> float:
 
 def _peaks(trainer: Trainer, model: Model, wire: Wire) -> tuple[int, ...]:
     """The most memory of each rank in a step."""
-    held = _size_bytes(_held(trainer)) + trainer.run.executor.bucket_bytes
+    held = _size_bytes(_held(trainer)) + sum(each.nbytes for each in trainer.run.executor.buckets)
     is_cuda = wire.device.type == "cuda"
     if is_cuda:
         for holding in trainer.run.held:
@@ -163,7 +163,7 @@ def _peaks(trainer: Trainer, model: Model, wire: Wire) -> tuple[int, ...]:
     with Watch(is_cuda=is_cuda) as watch:
         trainer.step(model.inputs)
     own = torch.zeros(wire.size, dtype=torch.int64, device=wire.host)
-    own[wire.rank] = held + watch.highest_bytes
+    own[wire.rank] = held + watch.highest_bytes()
     if wire.size > 1:
         dist.all_reduce(own)
     return tuple(int(each) for each in own)

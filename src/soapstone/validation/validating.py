@@ -31,8 +31,8 @@ from soapstone.validation.calibrating import Calibration, calibrated
 from soapstone.validation.comparing import Account, Compared, Summary, accounts, summary
 from soapstone.validation.crowding import NO_CROWDING, Crowding, measured_crowding, standing_for_all
 from soapstone.validation.drawing import FOUND, Drawn, drawn, found_anew
-from soapstone.validation.holding import NOTHING, Measured
 from soapstone.validation.parts import parts_of
+from soapstone.validation.rehearsing import Inside, rehearsed_peaks
 from soapstone.validation.running import model_of, ran, traced
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, between, measured_traffic
 
@@ -41,8 +41,9 @@ Show = Callable[[float, str], None]
 LATE_SHARE = 0.25
 """[choice] The part of the time for measuring operators that those of what is found by it may take beside."""
 
-SCRATCH_SHARE = 0.25
-"""[choice] The part of the time for measuring operators that their scratch memory may take beside it."""
+INSIDE_SHARE = 0.25
+"""[choice] The part of the time for measuring operators that the memory which they take inside may take
+beside it."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,15 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     found = drawn(graph, machine, costs, wanted.strategies, wanted.seed, wanted.given(graph))
     if len(found) < 2:
         raise TrainingError(f"model '{graph.name}' has no two strategies on machine '{machine.name}'")
-    told, crowding, memory, traffic = None, NO_CROWDING, NOTHING, AS_THE_MACHINE_SAYS
+    told, crowding, inside, traffic = None, NO_CROWDING, Inside(), AS_THE_MACHINE_SAYS
     if wanted.costs == "measured":
         with settled_objects():  # as steps are run
-            found, costs, memory, crowding, told = _measured(found, graph, wanted, wire, show)
+            found, costs, inside, crowding, told = _measured(found, graph, wanted, wire, show)
             traffic = measured_traffic(wire, machine)
     plans = [_plan(each, machine, costs) for each in found]
+    peaks, unrehearsed = rehearsed_peaks(
+        plans, captured.constants, inside, wire, lambda done: show(done, "strategies rehearsed")
+    )
     model = model_of(source, graph, captured.constants, wire.device)
     seen = ran(plans, model, wire, wanted.steps, lambda done: show(done, "strategies run"))
     if told is not None:
@@ -105,7 +109,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     rest = [i for i in range(len(found)) if i not in fitted_on]
     launches = _launches(costs, machine) if wire.device.type == "cuda" else None
     parts = [
-        parts_of(plan, costs, crowding, memory, launches=launches, backend=wire.backend, traffic=traffic)
+        parts_of(plan, costs, crowding, launches=launches, backend=wire.backend, traffic=traffic)
         for plan in plans
     ]
     calibration = calibrated(
@@ -119,10 +123,10 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
                 each.name,
                 part.makespan_s(tried),
                 own.step_s(wanted.statistic),
-                part.memory_bytes(tried, len(machine.devices)),
+                peak,
                 own.peak_bytes,
             )
-            for each, own, part in zip(found, seen, parts, strict=True)
+            for each, own, part, peak in zip(found, seen, parts, peaks, strict=True)
         ]
 
     compared, raw = against(calibration), against(Calibration())
@@ -141,15 +145,19 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
         reasons,
         costs.name,
         told,
-        captured.notes,
+        (
+            *captured.notes,
+            *(f"memory is the plan's: a step was not rehearsed ({why})" for why in unrehearsed),
+        ),
     )
 
 
 def _measured(
     found: Sequence[Drawn], graph: Graph, wanted: Wanted, wire: Wire, show: Show
-) -> tuple[list[Drawn], AnalyticCosts, Measured, Crowding, dict[str, Any]]:
+) -> tuple[list[Drawn], AnalyticCosts, Inside, Crowding, dict[str, Any]]:
     """The strategies, with what a search finds by measured costs among them; these costs, measured by all
-    ranks at once, what operators take of memory, what ranks take from each other, and what to tell of it."""
+    ranks at once, what operators take of memory inside, what ranks take from each other, and what to tell of
+    it."""
     kind = wanted.machine.devices[0].kind
     device = device_at_hand(wire.device.type, kind.name, threads_of_a_rank(wanted.machine), wire.size)
     prepare(device)
@@ -175,10 +183,10 @@ def _measured(
     if more:
         profile = measure(more, LATE_SHARE * wanted.budget_s)
         costs = MeasuredCosts(profiles={kind.name: profile})
-    until_s = monotonic() + SCRATCH_SHARE * wanted.budget_s
+    until_s = monotonic() + INSIDE_SHARE * wanted.budget_s
     for candidate in measured:
         if monotonic() < until_s:
-            profiler.measure_scratch(candidate)
+            profiler.measure_hidden(candidate)
     off = held_out(profile.times)
     crowding = measured_crowding(device, wire, standing_for_all(profiler, measured, costs, kind))
     told = {
@@ -189,7 +197,7 @@ def _measured(
         "held_out_median": None if off is None else off.median,
         "held_out_worst": None if off is None else off.worst,
     }
-    return found, costs, Measured(profiler.scratch_bytes, profiler.kept_bytes), crowding, told
+    return found, costs, Inside(profiler.hidden_bytes), crowding, told
 
 
 def _launches(costs: AnalyticCosts, machine: Machine) -> Launches:

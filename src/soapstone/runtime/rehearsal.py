@@ -1,0 +1,202 @@
+"""A step in rehearsal: what memory a rank takes, seen without computing anything.
+
+The rank's own program walks its own actions on tensors that have shapes but no elements (torch's
+`FakeTensorMode`), with nobody at the other end of its wire, and all memory that is given out and taken back
+is written down. What is held how long is nowhere described a second time: autograd's graph, views that hold
+what they are views of, messages that wait to be read, sums beside their parts are what they are in a step.
+
+What operators take inside, which no tensor shows, is told (`Hidden`).
+"""
+
+# ruff: noqa: ARG002, a wire that leads nowhere asks neither whom nor why
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from soapstone.cost.count import Count
+from soapstone.graph import Role, Value
+from soapstone.ops.definitions.dtypes import torch_dtype
+from soapstone.plans import Plan
+from soapstone.runtime.noderun import NodeRun
+from soapstone.runtime.run import Run, State, started
+from soapstone.runtime.wire import Pending, Wire
+from soapstone.sim.memory import STATES_PER_WEIGHT
+
+Hidden = Callable[[NodeRun], tuple[int, int]]
+"""What the forward and the backward pass of a node's shard take beside tensors while they run."""
+
+
+def nothing_hidden(_: NodeRun) -> tuple[int, int]:
+    """No operator takes more than its tensors."""
+    return 0, 0
+
+
+def rehearsed(
+    plan: Plan,
+    rank: int,
+    constants: Mapping[str, Tensor],
+    *,
+    device: torch.device | None = None,
+    backend: str = "memory",
+    hidden: Hidden = nothing_hidden,
+) -> int:
+    """The most bytes that a rank of a plan holds in a step: what stays from step to step, and what a step
+    takes beyond that. `backend` is what carries messages (`Wire.backend`)."""
+    place, graph, simulated = device or torch.device("cpu"), plan.graph, plan.simulated()
+    count = Count(is_cuda=place.type == "cuda")
+    with FakeTensorMode():
+        state = State(
+            {value.name: _empty(value, place) for value in graph.with_role(Role.WEIGHT)},
+            {value.name: _empty(value, place) for value in graph.with_role(Role.BUFFER)},
+            {name: torch.empty(t.shape, dtype=t.dtype, device=place) for name, t in constants.items()},
+        )
+        batch = [_empty(value, place) for value in graph.with_role(Role.INPUT)]
+        wire = NobodysWire(rank, len(plan.machine.devices), place, backend, count)
+        run = started(plan.strategy, simulated.tasks, simulated.timeline, state, wire, replay=False)
+        run.free.take(batch)
+        _tell(run, count, hidden)
+        weights = [holding.parameter for holding in run.held]
+        stay_bytes = count.know([*weights, *run.free.held()])
+        stay_bytes += STATES_PER_WEIGHT[plan.optimizer] * sum(w.nbytes for w in weights if w.requires_grad)
+        with count:
+            run.executor.gradients([batch], 0)
+        buckets = list(run.executor.buckets)
+        stay_bytes += sum(bucket.nbytes for bucket in buckets)
+        return stay_bytes + count.highest_bytes(without=buckets)
+
+
+def _empty(value: Value, place: torch.device) -> Tensor:
+    return torch.empty(value.shape, dtype=torch_dtype(value.dtype), device=place)
+
+
+def _tell(run: Run, count: Count, hidden: Hidden) -> None:
+    """Let the passes of nodes take what operators take inside."""
+    runs = run.executor.program.links.node_runs.values()
+    taken = [(each, hidden(each)) for each in runs]
+    if any(any(both) for _, both in taken):
+        for each, (forward, backward) in taken:
+            each.compute = _counted(each, count, forward, backward)  # type: ignore[method-assign]
+
+
+def _counted(run: NodeRun, count: Count, forward: int, backward: int) -> Callable[..., tuple[Any, ...]]:
+    compute = run.compute
+
+    def begin_backward(_: Tensor) -> None:
+        count.beside(backward)  # until that of the next node begins
+
+    def counted(operands: Sequence[Any], stats: Tensor | None = None) -> tuple[Any, ...]:
+        count.beside(forward)
+        made = compute(operands, stats)
+        count.beside(0)
+        for each in made:
+            if isinstance(each, Tensor) and each.requires_grad:
+                each.register_hook(begin_backward)
+        return made
+
+    return counted
+
+
+class NobodysWire(Wire):
+    """A wire with nobody at its other ends: what is sent is gone, what is received has no elements. Memory
+    is taken as by the wire whose `backend` it has."""
+
+    def __init__(self, rank: int, size: int, device: torch.device, backend: str, count: Count) -> None:
+        # What `Wire` makes at its start (groups, staging) is for real messages.
+        self.rank, self.size, self.device, self.backend = rank, size, device, backend
+        self.host = device
+        self.waited_s = 0.0
+        self._count = count
+        self._sent: list[Any] = []
+        self._is_staged = backend == "gloo" and device.type == "cuda"
+
+    @property
+    def posts_aside(self) -> bool:
+        """Nothing is recorded."""
+        return False
+
+    def prepare(self, groups: Iterable[Sequence[int]]) -> None:
+        """Nobody is in any group."""
+
+    def send(self, tensor: Tensor, peer: int, tag: int, what: str) -> None:
+        """Hold what is sent where its memory is read until `settle`."""
+        sent = tensor.detach() if self.backend == "memory" else tensor.detach().contiguous()
+        if self.backend in ("gloo", "nccl") and not self._is_staged:
+            self._sent.append(sent)
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, peer: int, tag: int, what: str) -> Pending:
+        """Memory for a message: from now on, or when it is waited for, or none where the sender's is read."""
+        if self.backend == "memory" or self._is_staged:
+            return _Elsewhere(self, self._count, shape, dtype, copies=self._is_staged)
+        return self._came(self._room(shape, dtype))
+
+    def _room(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+
+    def brought(self, buffer: Tensor) -> Tensor:
+        """What comes is where it is needed."""
+        return buffer
+
+    def _came(self, tensor: Tensor) -> Pending:
+        return Pending(self, None, tensor, "")
+
+    def sum_up(self, tensor: Tensor, ranks: Sequence[int], what: str, ready: Any = None) -> Pending:
+        """A sum comes to where its part was."""
+        return self._came(tensor.detach().contiguous())
+
+    def bucket(self, count: int, dtype: torch.dtype, ranks: Sequence[int]) -> None:
+        """Any memory is as good."""
+
+    def read_by_all(self, bucket: Tensor, what: str) -> None:
+        """Nobody reads it."""
+
+    def gather_up(self, tensor: Tensor, ranks: Sequence[int], what: str) -> Pending:
+        """Memory for everyone's tensor."""
+        return self._came(self._room((len(ranks), *tensor.shape), tensor.dtype))
+
+    def swap(self, tensor: Tensor, ranks: Sequence[int], count: int, what: str) -> Pending:
+        """Memory for what the others have."""
+        return self._came(self._room(tensor.shape, tensor.dtype))
+
+    def scatter_sum(self, tensor: Tensor, ranks: Sequence[int], count: int, what: str) -> Pending:
+        """Memory for a part of a sum."""
+        return self._came(self._room((count,), tensor.dtype))
+
+    def report(self, tensor: Tensor, what: str, ready: Any = None) -> Pending:
+        """Numbers for the host."""
+        return self._came(tensor)
+
+    def shared(
+        self, tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype, owner: int, what: str
+    ) -> Tensor:
+        """The owner's tensor, or memory for it."""
+        return self._room(shape, dtype) if tensor is None else tensor
+
+    def settle(self) -> None:
+        """Let go of all that was sent."""
+        self._sent.clear()
+
+
+class _Elsewhere(Pending):
+    """A message that lies in memory which is not counted, and is copied for whoever waits for it."""
+
+    __slots__ = ("copies", "count", "dtype", "shape")
+
+    def __init__(
+        self, wire: NobodysWire, count: Count, shape: Sequence[int], dtype: torch.dtype, *, copies: bool
+    ) -> None:
+        super().__init__(wire, None, torch.empty(0), "")
+        self.count, self.shape, self.dtype, self.copies = count, tuple(shape), dtype, copies
+
+    def wait(self) -> Tensor:
+        """A copy."""
+        return torch.empty(self.shape, dtype=self.dtype, device=self.wire.device)
+
+    def borrow(self) -> Tensor:
+        """The message where it lies, if it can be read there."""
+        return self.wait() if self.copies else self.count.elsewhere(self.shape, self.dtype, self.wire.device)
