@@ -10,7 +10,7 @@ not said here (`rehearsal`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -42,11 +42,13 @@ from soapstone.tasks.task import COMPUTE_KINDS, Key, Task, TaskGraph, TaskKind
 @dataclass(frozen=True)
 class AsRun:
     """The tasks with their new dependencies; `led_by` says for each member of a bucket, other than the
-    last, which task now does its work (hop by hop); `left_out` are the tasks that nobody does."""
+    last, which task now does its work (hop by hop); `left_out` are the tasks that nobody does; `begins` are
+    those with which a call of autograd begins."""
 
     tasks: TaskGraph
     led_by: Mapping[Key, Key]
     left_out: frozenset[Key]
+    begins: frozenset[Key]
 
 
 def as_run(
@@ -75,6 +77,10 @@ def as_run(
     regions = backward_regions(strategy, tasks, timeline, device_count, moves)
     walked = _walked(tasks, timeline, regions)
     before = {b: {a} for keys in walked.values() for a, b in pairwise(keys)}
+    for keys in set(regions.values()):
+        before.setdefault(keys[0], set()).update(_taken_at_once(tasks, keys))
+    for key, maker in _posted_after(tasks, timeline, walked):
+        before.setdefault(key, set()).add(maker)
     changed = []
     for task in tasks.tasks:
         after = set(task.after) | extra.get(task.key, set()) | before.get(task.key, set())
@@ -82,7 +88,8 @@ def as_run(
             after |= {led_by[key] for key in task.after if key in led_by}
         duration_s = 0.0 if task.key in led_by or task.key in left_out else task.duration_s
         changed.append(replace(task, after=tuple(sorted(after)), duration_s=duration_s))
-    return AsRun(replace(tasks, tasks=tuple(changed), buffers=()), led_by, left_out)
+    begins = frozenset(keys[0] for keys in regions.values())
+    return AsRun(replace(tasks, tasks=tuple(changed), buffers=()), led_by, left_out, begins)
 
 
 def _walked(
@@ -97,6 +104,38 @@ def _walked(
         own = found.setdefault(task.resource, {})
         own.update(dict.fromkeys(regions.get(task.key, (task.key,))))
     return {resource: tuple(keys) for resource, keys in found.items()}
+
+
+def _taken_at_once(tasks: TaskGraph, region: Sequence[Key]) -> Iterator[Key]:
+    """The messages that a region takes from other devices: all of them when it starts."""
+    for key in region:
+        for before in _task(tasks, key).after:
+            if _task(tasks, before).kind not in COMPUTE_KINDS:
+                yield before
+
+
+def _posted_after(
+    tasks: TaskGraph, timeline: Timeline, walked: Mapping[str, Sequence[Key]]
+) -> Iterator[tuple[Key, Key]]:
+    """Messages that are not given away as soon as they are made, each with the task that is waited for: a
+    rank posts its messages in the order of all, also while autograd takes a region back in another."""
+    place = {key: i for keys in walked.values() for i, key in enumerate(keys)}
+    last: dict[str, Key] = {}  # device -> of the tasks that made what was posted, the last that is done
+    for number in execution_order(tasks, timeline):
+        task = tasks.tasks[number]
+        if task.kind in COMPUTE_KINDS or task.key[2] == WEIGHT:
+            continue
+        made_by: dict[str, Key] = {}
+        for key in task.after:
+            own = _task(tasks, key)
+            if own.kind in COMPUTE_KINDS:
+                made_by[own.resource] = max(key, made_by.get(own.resource, key), key=place.__getitem__)
+        for resource, key in made_by.items():
+            before = last.get(resource, key)
+            if place[before] > place[key]:
+                yield task.key, before
+            else:
+                last[resource] = key
 
 
 def _collectives(strategy: Strategy, tasks: TaskGraph, device_count: int, backend: str) -> Chosen:

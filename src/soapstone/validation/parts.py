@@ -1,14 +1,15 @@
 """What the durations of a plan's tasks are made of, so that factors of them can be fitted to whole steps.
 
     duration = compute * seconds + overhead_s * operators + (m + message_s) * messages  of a compute task
-               + p * pieces + wake_s where it needs something of another device
+               + p * pieces + c * calls + wake_s where it needs something of another device
              = wire / bandwidth + latency * latencies                                   of a message
 
 `seconds` are the profile's, `operators` the passes of operators in the task, `messages` those that it waits
 for or that wait for it (handing one over takes time of the device's own thread, `m` as measured), `pieces`
-those that are cut out of a tensor or put into one for it (which takes `p`, as measured); `wire` is
-the time that the bytes alone take and `latencies` the rest (`traffic`). Which device waits for what is seen
-in the simulated timeline. The factors are `Calibration`'s.
+those that are cut out of a tensor or put into one for it (which takes `p`, as measured), `calls` the calls of
+autograd that begin with it (`c`, as measured); `wire` is the time that the bytes alone take and `latencies`
+the rest (`traffic`). Which device waits for what is seen in the simulated timeline. The factors are
+`Calibration`'s.
 
 A GPU computes while its rank launches the next operators and sees to messages. So there a task is two: its
 kernels (`compute * seconds`), and launching them, by a thread that does so for one task after the other and
@@ -86,9 +87,11 @@ class Parts:
     operators: Floats
     messages: Floats
     pieces: Floats
+    calls: Floats
     meets: Floats
     message_s: float
     piece_s: float
+    call_s: float
     wire_s: Floats
     latency_s: Floats
     flat: tuple[Any, ...]
@@ -97,12 +100,15 @@ class Parts:
     def durations(self, found: Calibration) -> Floats:
         """The durations under a calibration; on GPUs those of launching follow."""
         computed = found.compute * self.seconds
-        beside = found.overhead_s * self.operators + (self.message_s + found.message_s) * self.messages
-        beside += self.piece_s * self.pieces + found.wake_s * self.meets
+        handled = self.message_s * self.messages + self.piece_s * self.pieces + self.call_s * self.calls
+        beside = (
+            found.overhead_s * self.operators + found.message_s * self.messages + found.wake_s * self.meets
+        )
         sent = self.wire_s / found.bandwidth + found.latency * self.latency_s
         if not self.launches_ahead:
-            return computed + beside + sent
-        return np.concatenate([computed + sent, (self.launching_s + beside)[self._computing]])
+            return computed + handled + beside + sent
+        thread = found.launching * (self.launching_s + handled) + beside
+        return np.concatenate([computed + sent, thread[self._computing]])
 
     @cached_property
     def _computing(self) -> NDArray[np.int64]:
@@ -194,7 +200,8 @@ def parts_of(
         flat = _with_launching(tasks, flat, awaits_messages=not on_a_bus)
 
     messages, pieces = _handled(plain, ends, {*ran.led_by, *ran.left_out}, USED[backend], traffic)
-    handling_s = traffic.message_s * messages + traffic.part_s * pieces
+    calls = np.array([float(task.key in ran.begins) for task in plain.tasks])
+    handling_s = traffic.message_s * messages + traffic.part_s * pieces + traffic.call_s * calls
 
     def simulated(durations: Floats) -> tuple[Floats, Floats]:
         count = len(durations)
@@ -221,9 +228,11 @@ def parts_of(
         np.where(is_compute, [task.duration_s for task in counted.tasks], 0.0),
         messages,
         pieces,
+        calls,
         _meets(plain, {*ran.led_by, *ran.left_out}),
         traffic.message_s,
         traffic.part_s,
+        traffic.call_s,
         wire_s,
         latency_s,
         flat,

@@ -55,8 +55,9 @@ class Traffic:
     links carry both, one after the other; what a message takes of the thread at each of its ends; how much
     longer the bytes of a message take beyond those of a large one; the latency of messages, relative to the
     machine's; the largest piece in which messages go by belts, 0 where they go whole; what it takes of the
-    thread to cut a message out of a tensor or to put it into one; and what each further piece of a message
-    takes of it, relative to a message of one."""
+    thread to cut a message out of a tensor or to put it into one; what each further piece of a message takes
+    of it, relative to a message of one; and what one more call of autograd takes of it, for as many
+    operators."""
 
     messages: tuple[float, ...] = (1.0,)
     sums: dict[int, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)
@@ -68,6 +69,7 @@ class Traffic:
     piece_bytes: int = 0
     part_s: float = 0.0
     further: float = 0.0
+    call_s: float = 0.0
 
     def handed(self, size_bytes: int) -> float:
         """How many messages of one piece a message of this size is as much work as, at each of its ends."""
@@ -128,6 +130,7 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
         0 if wire.belts is None else wire.belts.piece_bytes,
         part_s,
         0.0 if wire.belts is None else _further(wire, wire.belts.piece_bytes),
+        _call_s(wire),
     )
 
 
@@ -158,6 +161,7 @@ def between(first: Traffic, second: Traffic) -> Traffic:
         first.piece_bytes,
         sqrt(first.part_s * second.part_s),
         sqrt(first.further * second.further),
+        sqrt(first.call_s * second.call_s),
     )
 
 
@@ -272,6 +276,23 @@ class _Handing:
         for arrival, inbox in zip(self._arrivals, self._inboxes, strict=True):
             arrival.clear()
             inbox.clear()
+
+
+def _call_s(wire: Wire) -> float:
+    """What it takes of the thread to have autograd take operators back one by one, not all in one call."""
+    tensor = torch.zeros(_Handing.ROWS, _Handing.COLUMNS, device=wire.device)
+
+    def act(*, in_one: bool) -> None:
+        regions = [Region(0)] * MANY if in_one else [Region(number) for number in range(MANY)]
+        for region in regions:
+            gradient = Outlet(())
+            gradient.put(tensor)
+            region.root(region.leaf(tensor, Outlet(())) * 2.0, [gradient])
+        for region in regions[:1] if in_one else regions:
+            region.backward()
+
+    in_one_s, apart_s = (timed(wire, partial(act, in_one=way), to_the_end=False)[0] for way in (True, False))
+    return float(f"{max(apart_s - in_one_s, 0.0) / (MANY - 1):.3g}")
 
 
 def _latency(wire: Wire, machine: Machine, message_s: float) -> float:
