@@ -50,12 +50,13 @@ def ranks() -> Iterator[Ranks]:
         (LLAMA, 16, "random 5"),  # sums of which a collective adds up a copy
         (LLAMA, 16, "zero"),  # leaves with their axes in another order
         (VIT, 16, "pipeline"),  # the gradient of a class token, a small part of another
+        (VIT, 16, "random 7"),  # views of a projection that hold all of it
     ],
 )
 def test_peaks_are_predicted(model: str, batch: int, strategy: str, ranks: Ranks) -> None:
     predicted, seen = ranks.run(peaks, 2, model, batch, strategy)[0]
     most = max(range(2), key=lambda rank: seen[rank])
-    assert predicted[most] == pytest.approx(seen[most], rel=0.05)
+    assert predicted[most] == pytest.approx(seen[most], rel=0.03)
 
 
 @pytest.mark.parametrize("model", ["lenet", "inception_v3", "gpt2", "vit_l", "rnnlm"])

@@ -12,12 +12,16 @@ import torch
 from oracles.ranks import Ranks
 from oracles.training import Recipe, assert_same, tiny, trained_by_ranks, trained_plainly
 
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.frontends.source import load
 from soapstone.machine import preset
 from soapstone.plans import simulation
 from soapstone.runtime.linking import Links
 from soapstone.runtime.order import execution_order
+from soapstone.search.baselines import baseline
 from soapstone.strategy.space import Space, random_strategy
 from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.task import TaskKind
 
 RECIPE = Recipe("SGD", {"lr": 0.01, "momentum": 0.9})
 STEPS = 3
@@ -71,6 +75,24 @@ def test_the_order_is_one_in_which_tasks_can_run(name: str) -> None:
     assert all(
         place[before] < place[task] for task, after in enumerate(simulated.tasks.after) for before in after
     )
+
+
+@pytest.mark.parametrize("steps", [3, 6])
+def test_terms_of_a_loss_go_back_as_autograd_takes_them(steps: int) -> None:
+    """An RNN with a layer on each device: the last step first, for which all before it wait, although the
+    first could have gone back long before."""
+    graph = load(f"rnnlm:steps={steps},hidden=512", batch=64, devices=4).captured().graph
+    machine = preset("p100:1x4")
+    strategy = baseline("wu", graph, machine, AnalyticCosts(), 0)
+    simulated = simulation(strategy, machine)
+    tasks = simulated.tasks
+    order = execution_order(tasks, simulated.timeline)
+    back = [tasks.tasks[i] for i in order if tasks.tasks[i].kind is TaskKind.BACKWARD]
+    losses = [task.key[1] for task in back if task.name.startswith("linear")]
+    assert len(losses) == steps
+    assert losses == sorted(losses)  # blocks are counted from the last one
+    by_time = sorted(back, key=lambda task: simulated.timeline.start_s[tasks.ids[task.key]])
+    assert [task.key[1] for task in by_time if task.name.startswith("linear")] != losses
 
 
 @pytest.mark.parametrize("name", MODELS)

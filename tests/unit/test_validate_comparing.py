@@ -43,7 +43,7 @@ from soapstone.validation.comparing import Compared, accounts, kendall_tau, summ
 from soapstone.validation.drawing import BEFORE, FOUND, Drawn, drawn, found_anew
 from soapstone.validation.parts import parts_of
 from soapstone.validation.rehearsing import Inside
-from soapstone.validation.traffic import Traffic
+from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
 
 MACHINE, COSTS = preset("cpu:1x2"), AnalyticCosts()
 
@@ -483,6 +483,52 @@ def test_what_autograd_takes_back_in_one_call_was_run_the_other_way_round(seed: 
             )
         assert backward_s == sorted(backward_s)
         assert forward_s == sorted(forward_s, reverse=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_call_of_autograd_begins_when_all_that_it_takes_has_come(seed: int) -> None:
+    graph = load("rnnlm", tiny=True, devices=2).captured().graph
+    strategy = random_strategy(graph, 2, Random(seed))
+    plain = simulation(strategy, MACHINE, COSTS)
+    regions = backward_regions(strategy, plain.tasks, plain.timeline, 2, frozenset())
+    ran = as_run(strategy, plain.tasks, plain.timeline)
+    timeline = simulate(ran.tasks)
+    taken = 0
+    for members in set(regions.values()):
+        first_s = timeline.start_s[plain.tasks.ids[members[0]]]
+        for before in {i for key in members for i in plain.tasks.after[plain.tasks.ids[key]]}:
+            if plain.tasks.tasks[before].kind not in COMPUTE_KINDS:
+                taken += 1
+                assert timeline.end_s[before] <= first_s
+    assert taken
+    assert ran.begins == {members[0] for members in regions.values()}
+    parts = parts_of(plan_of(strategy), COSTS, traffic=replace(AS_THE_MACHINE_SAYS, call_s=1.0))
+    usual = parts_of(plan_of(strategy), COSTS)
+    longer = (parts.durations(Calibration()) - usual.durations(Calibration())).round()
+    assert {task.key for task, more in zip(ran.tasks.tasks, longer, strict=True) if more} == ran.begins
+
+
+def test_what_is_not_given_away_in_the_order_of_all_waits_for_what_is_before_it() -> None:
+    """Messages of a rank are given away one after the other: none before the tasks that made those before."""
+    graph = load("rnnlm", tiny=True, devices=2).captured().graph
+    held_back = 0
+    for seed in range(4):
+        strategy = random_strategy(graph, 2, Random(seed))
+        plain = simulation(strategy, MACHINE, COSTS)
+        ran = as_run(strategy, plain.tasks, plain.timeline).tasks
+        timeline = simulate(ran)
+        last_s: dict[str, float] = {}
+        for number in execution_order(plain.tasks, plain.timeline):
+            task = plain.tasks.tasks[number]
+            if task.kind in COMPUTE_KINDS or task.key[2] == WEIGHT:
+                continue
+            for before in plain.tasks.after[number]:
+                maker = plain.tasks.tasks[before]
+                if maker.kind in COMPUTE_KINDS:
+                    held_back += timeline.end_s[before] < last_s.get(maker.resource, 0.0)
+                    last_s[maker.resource] = max(last_s.get(maker.resource, 0.0), timeline.end_s[before])
+                    assert timeline.start_s[number] >= last_s[maker.resource]
+    assert held_back
 
 
 @pytest.mark.parametrize("model", ["vit_l", "unet", "rnntc", "gpt2"])

@@ -81,7 +81,10 @@ def _forward_first(graph: TaskGraph, timeline: Timeline, is_later: list[bool]) -
         for number in computing
         if is_later[number] and graph.tasks[number].resource in last
     }
-    if all(timeline.start_s[number] >= timeline.end_s[before] for number, before in back.items()):
+    end_s = timeline.end_s
+    if all(
+        any(end_s[each] >= end_s[before] for each in graph.after[number]) for number, before in back.items()
+    ):
         return timeline
     tasks = list(graph.tasks)
     for number, before in back.items():

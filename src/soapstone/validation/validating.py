@@ -96,9 +96,10 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
             found, costs, inside, crowding, told = _measured(found, graph, wanted, wire, show)
             traffic = measured_traffic(wire, machine)
     plans = [_plan(each, machine, costs) for each in found]
-    peaks, unrehearsed = rehearsed_peaks(
-        plans, captured.constants, inside, wire, lambda done: show(done, "strategies rehearsed")
-    )
+    with settled_objects():
+        peaks, unrehearsed = rehearsed_peaks(
+            plans, captured.constants, inside, wire, lambda done: show(done, "strategies rehearsed")
+        )
     model = model_of(source, graph, captured.constants, wire.device)
     seen = ran(plans, model, wire, wanted.steps, lambda done: show(done, "strategies run"))
     if told is not None:
