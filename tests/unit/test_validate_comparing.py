@@ -469,7 +469,8 @@ def test_what_autograd_takes_back_in_one_call_was_run_the_other_way_round(seed: 
     graph = load("rnnlm", tiny=True, devices=2).captured().graph
     strategy = random_strategy(graph, 2, Random(seed))
     plain = simulation(strategy, MACHINE, COSTS)
-    regions = backward_regions(strategy, plain.tasks, plain.timeline, 2, frozenset())
+    order = execution_order(plain.tasks, plain.timeline)
+    regions = backward_regions(strategy, plain.tasks, order, 2, frozenset())
     ran, blocks = as_run(strategy, plain.tasks, plain.timeline).tasks, placed_blocks(strategy)
     start_s = simulate(ran).start_s
     assert max(map(len, regions.values())) > 1
@@ -490,7 +491,8 @@ def test_a_call_of_autograd_begins_when_all_that_it_takes_has_come(seed: int) ->
     graph = load("rnnlm", tiny=True, devices=2).captured().graph
     strategy = random_strategy(graph, 2, Random(seed))
     plain = simulation(strategy, MACHINE, COSTS)
-    regions = backward_regions(strategy, plain.tasks, plain.timeline, 2, frozenset())
+    order = execution_order(plain.tasks, plain.timeline)
+    regions = backward_regions(strategy, plain.tasks, order, 2, frozenset())
     ran = as_run(strategy, plain.tasks, plain.timeline)
     timeline = simulate(ran.tasks)
     taken = 0

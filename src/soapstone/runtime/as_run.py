@@ -64,8 +64,9 @@ def as_run(
     graph = strategy.graph
     unsummed = deferred(graph, placed_blocks(strategy), tasks.exchanges)
     left_out = frozenset(task.key for task in tasks.tasks if task.key[:-2] in unsummed)
+    order = execution_order(tasks, timeline)
     led_by: dict[Key, Key] = {}
-    buckets = _buckets(graph, tasks, timeline)
+    buckets = _buckets(graph, tasks, order)
     for bucket in buckets:
         hops = len(_hops(tasks, bucket[-1]))
         for member in bucket[:-1]:
@@ -74,12 +75,12 @@ def as_run(
     for member, leader in led_by.items():
         extra.setdefault(leader, set()).add(member)
     moves = _collectives(strategy, tasks, device_count, backend)
-    regions = backward_regions(strategy, tasks, timeline, device_count, moves)
-    walked = _walked(tasks, timeline, regions)
+    regions = backward_regions(strategy, tasks, order, device_count, moves)
+    walked = _walked(tasks, order, regions)
     before = {b: {a} for keys in walked.values() for a, b in pairwise(keys)}
     for keys in set(regions.values()):
         before.setdefault(keys[0], set()).update(_taken_at_once(tasks, keys))
-    for key, maker in _posted_after(tasks, timeline, walked):
+    for key, maker in _posted_after(tasks, order, walked):
         before.setdefault(key, set()).add(maker)
     changed = []
     for task in tasks.tasks:
@@ -93,11 +94,11 @@ def as_run(
 
 
 def _walked(
-    tasks: TaskGraph, timeline: Timeline, regions: Mapping[Key, tuple[Key, ...]]
+    tasks: TaskGraph, order: Sequence[int], regions: Mapping[Key, tuple[Key, ...]]
 ) -> Mapping[str, Sequence[Key]]:
     """The compute tasks of each device in the order in which it does them: those of a region in autograd's,
     updates last, all of them."""
-    ordered = [tasks.tasks[number] for number in execution_order(tasks, timeline)]
+    ordered = [tasks.tasks[number] for number in order]
     computed = [task for task in ordered if task.kind in COMPUTE_KINDS]
     found: dict[str, dict[Key, None]] = {}
     for task in sorted(computed, key=lambda task: task.kind is TaskKind.UPDATE):
@@ -115,13 +116,13 @@ def _taken_at_once(tasks: TaskGraph, region: Sequence[Key]) -> Iterator[Key]:
 
 
 def _posted_after(
-    tasks: TaskGraph, timeline: Timeline, walked: Mapping[str, Sequence[Key]]
+    tasks: TaskGraph, order: Sequence[int], walked: Mapping[str, Sequence[Key]]
 ) -> Iterator[tuple[Key, Key]]:
     """Messages that are not given away as soon as they are made, each with the task that is waited for: a
     rank posts its messages in the order of all, also while autograd takes a region back in another."""
     place = {key: i for keys in walked.values() for i, key in enumerate(keys)}
     last: dict[str, Key] = {}  # device -> of the tasks that made what was posted, the last that is done
-    for number in execution_order(tasks, timeline):
+    for number in order:
         task = tasks.tasks[number]
         if task.kind in COMPUTE_KINDS or task.key[2] == WEIGHT:
             continue
@@ -147,14 +148,14 @@ def _collectives(strategy: Strategy, tasks: TaskGraph, device_count: int, backen
 
 
 def backward_regions(
-    strategy: Strategy, tasks: TaskGraph, timeline: Timeline, device_count: int, moves: Chosen
+    strategy: Strategy, tasks: TaskGraph, order: Sequence[int], device_count: int, moves: Chosen
 ) -> Mapping[Key, tuple[Key, ...]]:
     """For each backward task all those that autograd takes back in one call with it, on its device, in the
     order in which it does: what was run last is the first, after gradients that are a weight's already.
-    `moves` are made by collectives."""
+    `order` is that of all ranks, and `moves` are made by collectives."""
     graph, blocks = strategy.graph, placed_blocks(strategy)
     weights = Weights(graph, blocks, tasks.exchanges)
-    unsummed, order = deferred(graph, blocks, tasks.exchanges), execution_order(tasks, timeline)
+    unsummed = deferred(graph, blocks, tasks.exchanges)
     found: dict[Key, tuple[Key, ...]] = {}
     for rank in range(device_count):
         links = Links(strategy, tasks, rank, torch.device("cpu"), moves, unsummed)
@@ -192,13 +193,13 @@ def _hops(tasks: TaskGraph, move: Key) -> list[Key]:
     return hops
 
 
-def _buckets(graph: Graph, tasks: TaskGraph, timeline: Timeline) -> list[list[Key]]:
+def _buckets(graph: Graph, tasks: TaskGraph, order: Sequence[int]) -> list[list[Key]]:
     """The moves of each bucket, in the order in which the ranks come to them."""
     read = dict.fromkeys(name for node in graph.nodes for name in node.reads)
     weights = [name for name in read if graph.value(name).role is Role.WEIGHT]
     shelf = shelves(graph)
     found: dict[tuple[tuple[int, ...], int], list[Key]] = {}
-    for number in execution_order(tasks, timeline):
+    for number in order:
         task = tasks.tasks[number]
         if task.kind is not TaskKind.ALL_REDUCE or task.key[0] == UPDATE or task.key[2] != WEIGHT:
             continue
