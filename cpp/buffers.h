@@ -77,14 +77,14 @@ class Buffers {
   // Enters what an exchange needs, whose tasks begin with number `first`. `takes(sink)` and `keeps(sink)` are the
   // tasks that wait for it and those that come back to it later; `holds(source, device)` are buffers.
   template <typename Takes, typename Keeps, typename Holds>
-  void Exchanged(const Exchange& exchange, const std::vector<Source>& sources, const std::vector<Sink>& sinks,
-                 std::int64_t item_bytes, std::int32_t first, BufferKind kind, const Takes& takes, const Keeps& keeps,
-                 const Holds& holds) {
+  void Exchanged(const MachineData& machine, const Exchange& exchange, const std::vector<Source>& sources,
+                 const std::vector<Sink>& sinks, std::int64_t item_bytes, std::int32_t first, BufferKind kind,
+                 const Takes& takes, const Keeps& keeps, const Holds& holds) {
     std::vector<std::vector<Span>> arrivals(sinks.size());
     for (const Move& move : exchange.moves) {
       const bool is_ring = move.pattern != Pattern::kTransfer;
       const Span own{first, is_ring ? static_cast<std::int32_t>(move.devices.size()) : 1};
-      first += own.count;
+      first += own.count + Draft::TakeCount(machine, move.pattern, move.devices);
       for (const auto& [source, device] : move.sources) {
         for (const std::int32_t slot : holds(source, device)) Need(slot, own);
       }

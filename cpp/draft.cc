@@ -61,7 +61,7 @@ std::pair<Ref, Ref> Draft::AddMove(Pattern pattern, std::span<const std::int32_t
     const std::int32_t pair = devices[0] * n + devices[1];
     const double seconds = static_cast<double>(size_bytes) / machine_.bandwidth[pair] + machine_.latency[pair];
     const Ref task = Add(TaskKind::kTransfer, n + machine_.link[pair], seconds, size_bytes, (*order)++);
-    return {task, task};
+    return {task, AddTakes(pattern, devices, task, order)};
   }
   const auto count = static_cast<std::int64_t>(devices.size());
   double bandwidth = std::numeric_limits<double>::infinity();
@@ -80,7 +80,7 @@ std::pair<Ref, Ref> Draft::AddMove(Pattern pattern, std::span<const std::int32_t
     }
     const Ref batch = AddBatch(KindOf(pattern), hop_bytes, *order);
     *order += static_cast<TaskOrder>(count);
-    return {batch, batch};
+    return {batch, AddTakes(pattern, devices, batch, order)};
   }
   const Ref enter = AddGate();
   const Ref leave = AddGate();
@@ -90,7 +90,34 @@ std::pair<Ref, Ref> Draft::AddMove(Pattern pattern, std::span<const std::int32_t
     Wait(hop, enter);
     Wait(leave, hop);
   }
-  return {enter, leave};
+  return {enter, AddTakes(pattern, devices, leave, order)};
+}
+
+std::int32_t Draft::TakeCount(const MachineData& machine, Pattern pattern, std::span<const std::int32_t> devices) {
+  std::int32_t count = 0;
+  ForEachTaker(machine, pattern, devices, [&](std::int32_t, double) { ++count; });
+  return count;
+}
+
+Ref Draft::AddTakes(Pattern pattern, std::span<const std::int32_t> devices, Ref moved, TaskOrder* order) {
+  const std::int32_t count = TakeCount(machine_, pattern, devices);
+  if (count == 0) return moved;
+  if (has_batches() && count > 1) {
+    ForEachTaker(machine_, pattern, devices,
+                 [&](std::int32_t device, double seconds) { AddMember(device, seconds); });
+    const Ref batch = AddBatch(TaskKind::kTake, 0, *order);
+    *order += static_cast<TaskOrder>(count);
+    Wait(batch, moved);
+    return batch;
+  }
+  Ref last = moved;
+  const Ref gate = count > 1 ? AddGate() : moved;
+  ForEachTaker(machine_, pattern, devices, [&](std::int32_t device, double seconds) {
+    last = Add(TaskKind::kTake, device, seconds, 0, (*order)++);
+    Wait(last, moved);
+    if (count > 1) Wait(gate, last);
+  });
+  return count > 1 ? gate : last;
 }
 
 std::int32_t Draft::BoxOf(const Part& part, BoxTable* table) {

@@ -27,6 +27,7 @@ enum class TaskKind : std::uint8_t {
   kAllReduce,
   kAllToAll,
   kUpdate,
+  kTake,
 };
 
 // A task's place in the task order: what it is, in fields from the most significant down. Numbers within a
@@ -137,9 +138,13 @@ class Draft {
   void Wait(Ref task, Ref before) { edges_.push_back({before, task}); }
 
   // The tasks of one move, and where to enter and leave them: a transfer, or the hops of a ring, which are a
-  // batch, or apart behind a gate and before another. `order` is counted up.
+  // batch, or apart behind a gate and before another; and what its messages take of devices. `order` is counted
+  // up.
   std::pair<Ref, Ref> AddMove(Pattern pattern, std::span<const std::int32_t> devices, std::int64_t size_bytes,
                               TaskOrder* order);
+
+  // How many tasks of devices a move ends with, which take its messages.
+  static std::int32_t TakeCount(const MachineData& machine, Pattern pattern, std::span<const std::int32_t> devices);
 
   // The tasks of an exchange, between those that give and those that take.
   template <typename Gives, typename Takes>
@@ -218,6 +223,20 @@ class Draft {
     Ref from;
     Ref to;
   };
+
+  // Calls visit(device, seconds) for the devices of which the messages of a move take some time; sums of all are
+  // no messages.
+  template <typename Visit>
+  static void ForEachTaker(const MachineData& machine, Pattern pattern, std::span<const std::int32_t> devices,
+                           const Visit& visit) {
+    if (pattern == Pattern::kAllReduce) return;
+    for (const std::int32_t device : pattern == Pattern::kTransfer ? devices.subspan(1) : devices) {
+      const double seconds = static_cast<double>(devices.size() - 1) * machine.message_s[machine.kind[device]];
+      if (seconds > 0) visit(device, seconds);
+    }
+  }
+  // What messages take of devices once they have been moved, and where to leave that.
+  Ref AddTakes(Pattern pattern, std::span<const std::int32_t> devices, Ref moved, TaskOrder* order);
 
   static bool IsSamePair(const Part& a, const Part& b) { return a.from == b.from && a.to == b.to; }
 

@@ -494,7 +494,8 @@ double Engine::Run(std::int32_t from, double threshold_s) {
         end_s = std::max(end_s, until_s);
         is_late |= until_s * kFemto + static_cast<double>(still_fs) > limit_fs;
       });
-      if (!slot.is_batch() && slot.resource < devices_ && OrderPass(slot.order) != kUpdatePass) {
+      const bool is_compute = ClassOf(slot.order) == kComputeClass && OrderPass(slot.order) != kUpdatePass;
+      if (is_compute && !slot.is_batch()) {
         done_compute_fs_[slot.resource] += Femtoseconds(slot.duration_s);
         if (tail_.tail_fs > 0 && !is_late && end_s * kFemto + WithTail(slot.resource) > limit_fs) {
           is_late = true;

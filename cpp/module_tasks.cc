@@ -444,6 +444,7 @@ void BindTasks(nb::module_& module) {
       .def_rw("bandwidth", &MachineData::bandwidth)
       .def_rw("latency", &MachineData::latency)
       .def_rw("launch_s", &MachineData::launch_s)
+      .def_rw("message_s", &MachineData::message_s)
       .def_rw("memory_bytes_per_s", &MachineData::memory_bytes_per_s)
       .def_rw("update_bytes_per_byte", &MachineData::update_bytes_per_byte);
   nb::class_<Problem>(module, "Problem")

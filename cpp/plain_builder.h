@@ -186,7 +186,7 @@ class PlainBuilder {
     const std::int32_t first = draft_.tasks();
     draft_.AddExchange(exchange, sinks, item_bytes, gives, takes, order);
     if (buffers_ == nullptr) return;
-    buffers_->Exchanged(exchange, sources, sinks, item_bytes, first, kind, takes, keeps, holds);
+    buffers_->Exchanged(problem_.machine, exchange, sources, sinks, item_bytes, first, kind, takes, keeps, holds);
   }
 
   static std::vector<std::int32_t> Nowhere(std::int32_t, std::int32_t) { return {}; }

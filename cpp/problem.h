@@ -105,6 +105,7 @@ struct MachineData {
   std::vector<double> bandwidth;         // the same, bytes per second
   std::vector<double> latency;           // the same, seconds
   std::vector<double> launch_s;          // by kind
+  std::vector<double> message_s;         // the same: what a message takes of the device that it comes to
   std::vector<double> memory_bytes_per_s;
   double update_bytes_per_byte = 5;
 };

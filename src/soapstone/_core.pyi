@@ -97,6 +97,7 @@ class MachineData:
     bandwidth: list[float]
     latency: list[float]
     launch_s: list[float]
+    message_s: list[float]
     memory_bytes_per_s: list[float]
     update_bytes_per_byte: float
 

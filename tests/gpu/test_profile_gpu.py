@@ -33,7 +33,7 @@ def launched(rows: int) -> tuple[Launched, Launched, float]:
     graph = build.graph(loss=loss)
     (candidate,) = [each for each in candidates(graph, [1]) if each.node.name == "y"]
     profiler = Profiler(device_at_hand("cuda"), launches=True)
-    assert profiler.measure(candidate)
+    assert profiler.measure(candidate), profiler.failed
     found = {
         key.gradients > 0: measured for key, times in profiler.profile.times.items() for measured in times
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -35,10 +36,20 @@ MACHINES = (
 )
 
 
+OVERHEADS_S = (0.0, 0.0, 3e-5)
+"""What a message may take of the device that it comes to."""
+
+
+@st.composite
+def machines(draw: st.DrawFn, names: Sequence[str] = MACHINES) -> Machine:
+    """A preset, whose devices may have something to do for every message."""
+    return preset(draw(st.sampled_from(names))).with_message_overhead(draw(st.sampled_from(OVERHEADS_S)))
+
+
 @st.composite
 def planned(draw: st.DrawFn, most_copies: int = 2) -> tuple[Strategy, Machine]:
     """A graph with a strategy, and the machine it is for."""
-    graph, machine = draw(graphs()), preset(draw(st.sampled_from(MACHINES)))
+    graph, machine = draw(graphs()), draw(machines())
     return draw(strategies(graph, machine, most_copies)), machine
 
 
@@ -61,7 +72,7 @@ def strategies(draw: st.DrawFn, graph: Graph, machine: Machine, most_copies: int
 @st.composite
 def pipelined(draw: st.DrawFn, most_copies: int = 2) -> tuple[Strategy, Machine]:
     """A strategy of micro-batches, one forward, one backward where the graph allows it, and its machine."""
-    graph, machine = draw(graphs()), preset(draw(st.sampled_from(MACHINES)))
+    graph, machine = draw(graphs()), draw(machines())
     count = draw(
         st.sampled_from([n for n in (2, 4, 3, 1) if graph.sample_count and graph.sample_count % n == 0])
     )

@@ -52,6 +52,7 @@ kinds = st.sampled_from(list(KINDS.values())) | st.builds(
     ),
     bandwidths,
     latencies,
+    latencies,
 )
 
 

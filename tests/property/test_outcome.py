@@ -66,6 +66,7 @@ def test_figures_are_those_of_the_tasks(plan: tuple[Strategy, Machine]) -> None:
         own = [t.duration_s for t in tasks.tasks if t.resource == device.name]
         assert abs(sum(own) - busy_s) <= 1e-12 + 1e-9 * busy_s
     sums = {key for t in tasks.tasks if t.kind is TaskKind.UPDATE for key in t.after}
+    sums |= {key for t in tasks.tasks if t.kind is TaskKind.TAKE and t.key in sums for key in t.after}
     moved = [t for t in tasks.tasks if t.key in sums and t.kind not in COMPUTE_KINDS]
     assert found.gradient_bytes == sum(t.size_bytes for t in moved)
     assert found.memory == ()

@@ -10,12 +10,12 @@ from random import Random
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles.graphs import graphs
-from oracles.strategies import MACHINES
+from oracles.strategies import machines
 
 from soapstone import native
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.graph import Graph
-from soapstone.machine import Machine, preset
+from soapstone.machine import Machine
 from soapstone.search.exact import exact_search, is_in_space, lower_bound
 from soapstone.sim.reference import simulate
 from soapstone.strategy.blocks import blocks
@@ -32,11 +32,10 @@ FOUR = ("cpu:1x3", "p100:1x4", "k80:1x4", "a100:2x2", "p100:2x2")
 MOST_STRATEGIES = 400
 
 
-@given(graphs(), st.sampled_from(SMALL))
+@given(graphs(), machines(SMALL))
 @settings(max_examples=15, deadline=None)
-def test_exact_is_exhaustive(graph: Graph, name: str) -> None:
+def test_exact_is_exhaustive(graph: Graph, machine: Machine) -> None:
     """The makespan is the least of all strategies', each built and simulated by the plain Python code."""
-    machine = preset(name)
     spaces = {block.name: Space(graph, block, len(machine.devices)) for block in blocks(graph)}
     assume(prod(space.count for space in spaces.values()) <= MOST_STRATEGIES)
     least_s = min(
@@ -52,11 +51,10 @@ def test_exact_is_exhaustive(graph: Graph, name: str) -> None:
     assert simulate(task_graph(result.strategy, machine, COSTS)).makespan_s == result.makespan_s
 
 
-@given(graphs(), st.sampled_from((*SMALL, "cpu:1x3", "p100:1x3")))
+@given(graphs(), machines((*SMALL, "cpu:1x3", "p100:1x3")))
 @settings(max_examples=15, deadline=None)
-def test_exact_among_ranges_is_exhaustive(graph: Graph, name: str) -> None:
+def test_exact_among_ranges_is_exhaustive(graph: Graph, machine: Machine) -> None:
     """The same among strategies whose shards are on devices that follow each other."""
-    machine = preset(name)
     count = len(machine.devices)
     ranges = {block.name: list(_ranges(Space(graph, block, count))) for block in blocks(graph)}
     assume(prod(map(len, ranges.values())) <= MOST_STRATEGIES)
@@ -71,14 +69,13 @@ def test_exact_among_ranges_is_exhaustive(graph: Graph, name: str) -> None:
     assert is_in_space(result.strategy, has_ranges=True)
 
 
-@given(graphs(), st.sampled_from(SMALL), st.integers(0, 2**16), st.integers(1, 3))
+@given(graphs(), machines(SMALL), st.integers(0, 2**16), st.integers(1, 3))
 @settings(max_examples=10, deadline=None)
 def test_parts_of_the_tree_and_restarts_leave_nothing_out(
-    graph: Graph, name: str, seed: int, parts: int
+    graph: Graph, machine: Machine, seed: int, parts: int
 ) -> None:
     """Searches that share a problem, each of which begins anew now and then, find together what trying
     everything finds, from any start and whichever block they place first."""
-    machine = preset(name)
     spaces = {block.name: Space(graph, block, len(machine.devices)) for block in blocks(graph)}
     assume(prod(space.count for space in spaces.values()) <= MOST_STRATEGIES)
     least_s = min(
@@ -103,12 +100,11 @@ def test_parts_of_the_tree_and_restarts_leave_nothing_out(
     assert min(found) == least_s
 
 
-@given(graphs(), st.sampled_from(FOUR), st.integers(0, 2**16))
+@given(graphs(), machines(FOUR), st.integers(0, 2**16))
 @settings(max_examples=40, deadline=None)
-def test_partial_bounds_hold_for_all_relabellings(graph: Graph, name: str, seed: int) -> None:
+def test_partial_bounds_hold_for_all_relabellings(graph: Graph, machine: Machine, seed: int) -> None:
     """With any number of its blocks placed, a strategy's bound is at most its own makespan, and that of every
     strategy that differs from it by a relabelling that the search takes for a symmetry."""
-    machine = preset(name)
     count = len(machine.devices)
     strategy = random_strategy(graph, count, Random(seed))
     problem = FlatProblem(graph, machine, COSTS)
@@ -121,11 +117,10 @@ def test_partial_bounds_hold_for_all_relabellings(graph: Graph, name: str, seed:
         assert max(bounds_s) <= _makespan_s(_relabelled(strategy, to), machine) * ROUNDING
 
 
-@given(graphs(), st.sampled_from(FOUR), st.integers(0, 2**16))
+@given(graphs(), machines(FOUR), st.integers(0, 2**16))
 @settings(max_examples=40, deadline=None)
-def test_partial_bounds_among_ranges_hold(graph: Graph, name: str, seed: int) -> None:
+def test_partial_bounds_among_ranges_hold(graph: Graph, machine: Machine, seed: int) -> None:
     """Without relabellings, bounds know which of several copies of a box is sent; they hold all the same."""
-    machine = preset(name)
     random = Random(seed)
     strategy = Strategy(
         graph,
@@ -140,11 +135,10 @@ def test_partial_bounds_among_ranges_hold(graph: Graph, name: str, seed: int) ->
     assert max(search.bounds(_placed(problem, strategy))) <= _makespan_s(strategy, machine) * ROUNDING
 
 
-@given(graphs(), st.sampled_from(MACHINES), st.integers(0, 2**16))
+@given(graphs(), machines(), st.integers(0, 2**16))
 @settings(max_examples=80, deadline=None)
-def test_lower_bound_holds(graph: Graph, name: str, seed: int) -> None:
+def test_lower_bound_holds(graph: Graph, machine: Machine, seed: int) -> None:
     """No strategy of the space takes less time."""
-    machine = preset(name)
     strategy = random_strategy(graph, len(machine.devices), Random(seed))
     assert lower_bound(graph, machine, COSTS).seconds <= _makespan_s(strategy, machine)
 

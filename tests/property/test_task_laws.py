@@ -25,8 +25,9 @@ from soapstone.sim.reference import simulate
 from soapstone.strategy.blocks import Block, free_values
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
+from soapstone.tasks.exchange import Pattern
 from soapstone.tasks.segments import STATISTICS_NUMBERS, segmented
-from soapstone.tasks.task import COMPUTE_KINDS, Key, Task, TaskGraph
+from soapstone.tasks.task import COMPUTE_KINDS, Key, Task, TaskGraph, TaskKind
 
 Element = tuple[int, ...]
 Elements = frozenset[Element]
@@ -316,13 +317,46 @@ def test_every_gradient_is_summed_over_all_that_read(plan: tuple[Strategy, Machi
                 assert keys & givers or not own & read
 
 
+@given(planned() | pipelined())
+@settings(max_examples=40, deadline=None)
+def test_devices_take_the_messages_that_come_to_them(plan: tuple[Strategy, Machine]) -> None:
+    """A device has a task for what each move brings it, as long as its messages take, which all that wait for
+    the move wait for; sums of all bring no messages."""
+    _, machine = plan
+    graph = built(*plan)
+    overhead_s = machine.devices[0].kind.message_overhead_s
+    takes: dict[Key, list[Task]] = {}
+    for task in graph.tasks:
+        if task.kind is TaskKind.TAKE:
+            takes.setdefault(task.key[:-1], []).append(task)
+        elif task.kind in COMPUTE_KINDS and overhead_s:
+            kinds = {graph.tasks[before].kind for before in graph.after[graph.ids[task.key]]}
+            assert kinds <= COMPUTE_KINDS | {TaskKind.ALL_REDUCE}
+    for base, exchange in graph.exchanges.items():
+        for number, move in enumerate(exchange.moves):
+            found = takes.pop((*base, number), [])
+            messages = Counter(part.receiver for part in move.transfers)
+            if not overhead_s or move.pattern is Pattern.ALL_REDUCE:
+                assert not found
+                continue
+            hops = tuple(t.key for t in graph.tasks if t.key[:-1] == (*base, number) and t not in found)
+            assert {task.resource: task.duration_s for task in found} == {
+                machine.devices[device].name: count * overhead_s for device, count in messages.items()
+            }
+            assert all(task.after == hops for task in found)
+    assert not takes
+
+
 def arriving(graph: TaskGraph, facts: Facts, task: Key, device: int, base: Key) -> set[Key]:
     """The compute tasks whose results a task waits for: on its own device, or by moves to it."""
     found: set[Key] = set()
     by_key = {t.key: t for t in graph.tasks}
     name = facts.machine.devices[device].name
     moves: dict[Key, list[Task]] = {}
+    waits: set[Key] = set()
     for key in by_key[task].after:
+        waits.update(by_key[key].after if by_key[key].kind is TaskKind.TAKE else [key])
+    for key in waits:
         before = by_key[key]
         if before.kind in COMPUTE_KINDS:
             assert before.resource == name
@@ -333,7 +367,9 @@ def arriving(graph: TaskGraph, facts: Facts, task: Key, device: int, base: Key) 
         if hops[0].kind.value == "transfer":
             assert hops[0].name.endswith(f" to {name}")
         else:
-            assert len(hops) == sum(t.key[:-1] == hops[0].key[:-1] for t in graph.tasks)
+            assert len(hops) == sum(
+                t.key[:-1] == hops[0].key[:-1] and t.kind is not TaskKind.TAKE for t in graph.tasks
+            )
         for hop in hops:
             found.update(hop.after)
     return found

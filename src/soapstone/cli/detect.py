@@ -52,6 +52,7 @@ def detect(
         soapstone plan lenet --machine machine.yaml
     """
     from soapstone.runtime.detecting import backend_name, measured_kind, measured_messages, usual_ranks
+    from soapstone.validation.traffic import message_overhead_s
 
     check_not_a_rank(gpu_slices)
     device = device if gpu_slices is None else "cuda"
@@ -66,10 +67,11 @@ def detect(
     with as_rank(device) as wire:
         kind = measured_kind(wire)
         messages = measured_messages(wire) if wire.size > 1 else []
+        handled_s = message_overhead_s(wire) if wire.size > 1 else 0.0
         if wire.rank:
             return
         fit = fitted(messages, wire.size) if messages else None
-        machine = local_machine(name, kind, wire.size, fit)
+        machine = local_machine(name, kind, wire.size, fit).with_message_overhead(handled_s)
         backend = backend_name(wire) if wire.size > 1 else None
     if output is not None:
         write_machine(machine, output)
@@ -109,7 +111,8 @@ def _print(
         screen.print(
             Text(
                 f"{backend}: {shape}, {BYTES_PER_S.short_text(fit.bandwidth_bytes_per_s)},"
-                f" {SECONDS.short_text(fit.latency_s)}"
+                f" {SECONDS.short_text(fit.latency_s)}; a message takes"
+                f" {SECONDS.short_text(kind.message_overhead_s)} of its ends' own time"
             )
         )
         errors = ", ".join(f"{what} {error:.0%}" for what, error in fit.errors.items())

@@ -131,10 +131,11 @@ def _kinds_table(machine: Machine) -> Table:
                 f"{dtype} {FLOPS_PER_S.short_text(rate)}" for dtype, rate in kind.peak_flops_per_s.items()
             ),
             SECONDS.short_text(kind.launch_overhead_s),
+            SECONDS.short_text(kind.message_overhead_s) if kind.message_overhead_s else "-",
         )
         for kind in _kinds(machine)
     )
-    return _table(("kind", "devices", "memory", "memory bandwidth", "peak", "launch"), rows)
+    return _table(("kind", "devices", "memory", "memory bandwidth", "peak", "launch", "message"), rows)
 
 
 def _devices_table(machine: Machine) -> Table:
@@ -238,6 +239,7 @@ def _kind_document(kind: DeviceKind) -> dict[str, object]:
         "peak_flops_per_s": dict(kind.peak_flops_per_s),
         "memory_bandwidth_bytes_per_s": kind.memory_bandwidth_bytes_per_s,
         "launch_overhead_s": kind.launch_overhead_s,
+        "message_overhead_s": kind.message_overhead_s,
     }
 
 

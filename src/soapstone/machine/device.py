@@ -21,13 +21,15 @@ DTYPES = ("f64", "f32", "tf32", "bf16", "f16", "f8")
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """A sort of device. Equal kinds have equal names and figures."""
+    """A sort of device. Equal kinds have equal names and figures. `message_overhead_s` is what a message from
+    another device takes of the device's own time, at whichever end."""
 
     name: str
     memory_bytes: int
     peak_flops_per_s: Mapping[str, float] = field(hash=False)
     memory_bandwidth_bytes_per_s: float
     launch_overhead_s: float
+    message_overhead_s: float = 0.0
 
     def __post_init__(self) -> None:
         check_name("device kind", self.name)
@@ -44,12 +46,15 @@ class DeviceKind:
         object.__setattr__(self, "peak_flops_per_s", _checked_peaks(where, self.peak_flops_per_s))
         object.__setattr__(self, "memory_bandwidth_bytes_per_s", bandwidth)
         object.__setattr__(self, "launch_overhead_s", overhead)
+        message = check_number(f"{where} message_overhead_s", self.message_overhead_s, above_zero=False)
+        object.__setattr__(self, "message_overhead_s", message)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle by rebuilding: a read-only mapping can do neither itself."""
         peaks = dict(self.peak_flops_per_s)
-        bandwidth = self.memory_bandwidth_bytes_per_s
-        return (DeviceKind, (self.name, self.memory_bytes, peaks, bandwidth, self.launch_overhead_s))
+        rates = peaks, self.memory_bandwidth_bytes_per_s
+        overheads = self.launch_overhead_s, self.message_overhead_s
+        return (DeviceKind, (self.name, self.memory_bytes, *rates, *overheads))
 
     def peak_flops_per_s_in(self, dtype: str) -> float:
         """The peak rate in `dtype`, a name as graphs use it; f32's where there is no rate of its own.

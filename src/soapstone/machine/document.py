@@ -133,7 +133,9 @@ def _kinds_from(kinds: Cursor | None) -> dict[str, DeviceKind]:
 
 
 def _kind_from(name: str, kind: Cursor) -> DeviceKind:
-    fields = kind.fields(required=("memory", "memory_bandwidth", "launch_overhead", "peak"))
+    fields = kind.fields(
+        required=("memory", "memory_bandwidth", "launch_overhead", "peak"), optional=("message_overhead",)
+    )
     peak = fields["peak"].fields(required=("f32",), optional=[dtype for dtype in DTYPES if dtype != "f32"])
     memory = fields["memory"]
     memory_bytes = round(memory.amount(BYTES))
@@ -145,6 +147,9 @@ def _kind_from(name: str, kind: Cursor) -> DeviceKind:
         peak_flops_per_s={dtype: float(rate.amount(FLOPS_PER_S)) for dtype, rate in peak.items()},
         memory_bandwidth_bytes_per_s=float(fields["memory_bandwidth"].amount(BYTES_PER_S)),
         launch_overhead_s=float(fields["launch_overhead"].amount(SECONDS, above_zero=False)),
+        message_overhead_s=float(fields["message_overhead"].amount(SECONDS, above_zero=False))
+        if "message_overhead" in fields
+        else 0.0,
     )
 
 
@@ -310,9 +315,11 @@ def _link_document(name: str, link: Link, ends: dict[str, object]) -> dict[str, 
 
 
 def _kind_document(kind: DeviceKind) -> dict[str, object]:
+    message_s = kind.message_overhead_s
     return {
         "memory": BYTES.exact_text(kind.memory_bytes),
         "memory_bandwidth": BYTES_PER_S.exact_text(kind.memory_bandwidth_bytes_per_s),
         "launch_overhead": SECONDS.exact_text(kind.launch_overhead_s),
+        **({"message_overhead": SECONDS.exact_text(message_s)} if message_s else {}),
         "peak": {dtype: FLOPS_PER_S.exact_text(rate) for dtype, rate in kind.peak_flops_per_s.items()},
     }

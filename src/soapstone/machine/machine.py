@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -136,6 +136,13 @@ class Machine:
     def nodes(self) -> tuple[str, ...]:
         """The nodes that hold devices, in the order of their first device."""
         return tuple(self._devices_by_node)
+
+    def with_message_overhead(self, seconds: float) -> Machine:
+        """The same machine, with messages that take this much of the device that they come to."""
+        devices = (
+            replace(each, kind=replace(each.kind, message_overhead_s=seconds)) for each in self.devices
+        )
+        return Machine(self.name, tuple(devices), self.links, self.switches)
 
     def devices_on(self, node: str) -> tuple[Device, ...]:
         """The devices of one node, by index."""

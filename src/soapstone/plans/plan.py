@@ -94,6 +94,12 @@ class Plan:
         """The plan simulated again."""
         return simulation(self.strategy, self.machine, self.cost_model, self.optimizer, in_buckets=in_buckets)
 
+    def executed(self) -> Simulation:
+        """The same without what messages take of devices: a rank that hands over and takes messages does so
+        within the tasks that give and need them, and has no tasks of its own for it."""
+        machine = self.machine.with_message_overhead(0.0)
+        return simulation(self.strategy, machine, self.cost_model, self.optimizer)
+
 
 def planned(
     strategy: Strategy,

@@ -18,7 +18,7 @@ import torch
 
 from soapstone.runtime.wire import Wire
 from soapstone.sim.reference import Timeline
-from soapstone.tasks.task import COMPUTE_KINDS, TaskGraph
+from soapstone.tasks.task import COMPUTE_KINDS, TaskGraph, TaskKind
 
 Spans = dict[int, tuple[float, float]]
 """By a task's number, when it started and ended."""
@@ -105,10 +105,13 @@ def gathered_spans(spans: Spans, wire: Wire) -> Spans:
 
 
 def recorded(graph: TaskGraph, spans: Mapping[int, tuple[float, float]]) -> tuple[TaskGraph, Timeline]:
-    """The task graph with real durations, and its real timeline. The hops of a collective are one."""
+    """The task graph with real durations, and its real timeline. The hops of a collective are one. Taking a
+    message is a part of what its ends do, and has no time of its own."""
     start_s, end_s = _filled(graph, spans, 0), _filled(graph, spans, 1)
     for number, task in enumerate(graph.tasks):
-        if task.kind not in COMPUTE_KINDS:  # its receiver asked for it earlier
+        if task.kind is TaskKind.TAKE:
+            start_s[number] = end_s[number]
+        elif task.kind not in COMPUTE_KINDS:  # its receiver asked for it earlier
             made_s = max((end_s[before] for before in graph.after[number]), default=0.0)
             start_s[number] = min(max(start_s[number], made_s), end_s[number])
     tasks = tuple(

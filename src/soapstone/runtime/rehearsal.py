@@ -48,7 +48,7 @@ def rehearsed(
 ) -> int:
     """The most bytes that a rank of a plan holds in a step: what stays from step to step, and what a step
     takes beyond that. `backend` is what carries messages (`Wire.backend`)."""
-    place, graph, simulated = device or torch.device("cpu"), plan.graph, plan.simulated()
+    place, graph, simulated = device or torch.device("cpu"), plan.graph, plan.executed()
     count = Count(is_cuda=place.type == "cuda")
     with FakeTensorMode():
         state = State(

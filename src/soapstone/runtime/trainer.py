@@ -76,7 +76,7 @@ class Trainer:
             raise TrainingError(
                 f"gradients are taken at the weights of {' or '.join(WEIGHTS)}, not {self.options.weights!r}"
             )
-        self.simulated = simulated = plan.simulated()
+        self.simulated = simulated = plan.executed()
         wire.agree(_digest(simulated.tasks), "plan")
         wire.agree(repr(self.options), "set of options")
         self.run: Run = started(
@@ -166,7 +166,8 @@ class Trainer:
             self.run.executor.recorder = None
         with self.wire.telling():
             spans = gathered_spans(recorder.spans, self.wire)
-        return loss, *recorded(self.simulated.tasks, spans)
+        executed, tasks = self.simulated.tasks, self.plan.simulated().tasks
+        return loss, *recorded(tasks, {tasks.ids[executed.tasks[n].key]: span for n, span in spans.items()})
 
     def train(self, batches: Iterable[Batch | Part]) -> list[float]:
         """Train on all batches; the losses."""

@@ -11,6 +11,8 @@ What `docs/decisions/0004` and the design state, step by step:
     turns       with a pipeline, which micro-batch of a block waits for which (`strategy.pipeline`)
     links       a transfer occupies the narrowest link of its route; a collective occupies the link
                 of every hop of its ring
+    taking      where messages take some of a device's own time, a move that brings it some ends with a task
+                of the device, which those that wait for the move wait for; sums of all are no messages
     buckets     where they are asked for, all-reduces of gradients on one shelf among the same devices
                 are one, at the place of the last of them (`buckets`)
 
@@ -451,17 +453,35 @@ class _Builder:
         keys: list[list[Key]] = []
         for number, move in enumerate(found.moves):
             keys.append(self._move((*base, number), move, move.elements * item_bytes, what))
-            self._between(keys[-1], move, ends)
+            self._between(keys[-1], move, ends, what)
         self.ledger.exchanged(found, sources, sinks, item_bytes, keys, ends)
 
-    def _between(self, keys: Sequence[Key], move: Move, ends: Ends) -> None:
+    def _between(self, keys: Sequence[Key], move: Move, ends: Ends, what: str) -> None:
         """The tasks of a move wait for those that give, and those that take for them."""
         before = {key for source, device in move.sources for key in ends.gives(source, device)}
         for key in keys:
             self._wait(key, before)
+        last = self._taken(keys, move, what)
         for sink in move.sinks:
             for key in ends.takes(sink):
-                self._wait(key, keys)
+                self._wait(key, last)
+
+    def _taken(self, keys: Sequence[Key], move: Move, what: str) -> Sequence[Key]:
+        """What those that take a move wait for: its tasks, or what its messages take of devices after them."""
+        if move.pattern is Pattern.ALL_REDUCE:
+            return keys
+        messages = len(move.devices) - 1
+        at = move.devices[1:] if move.pattern is Pattern.TRANSFER else move.devices
+        taking = [
+            device for device in map(self.machine.devices.__getitem__, at) if device.kind.message_overhead_s
+        ]
+        taken: list[Key] = []
+        for number, device in enumerate(taking, len(keys)):
+            taken.append((*keys[0][:-1], number))
+            duration_s = messages * device.kind.message_overhead_s
+            self._add(taken[-1], TaskKind.TAKE, f"{what} taken", device.name, duration_s)
+            self._wait(taken[-1], keys)
+        return taken or keys
 
     def _bucket(self, bucket: Sequence[_Summed]) -> None:
         """One all-reduce for several gradients, when all of them are there."""
@@ -470,7 +490,7 @@ class _Builder:
         size_bytes = sum(summed.size_bytes for summed in bucket)
         keys = self._move((*last.base, 0), last.found.moves[0], size_bytes, what)
         for summed in bucket:
-            self._between(keys, summed.found.moves[0], summed.ends)
+            self._between(keys, summed.found.moves[0], summed.ends, what)
             found = summed.found
             self.ledger.exchanged(found, found.sources, found.sinks, summed.item_bytes, [keys], summed.ends)
 

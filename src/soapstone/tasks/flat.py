@@ -199,6 +199,7 @@ class FlatProblem:
         # Of kinds with measured times these are the updates' own: compute has its curves.
         data.launch_s = [self.costs.update_rate(kind)[0] for kind in kinds]
         data.memory_bytes_per_s = [self.costs.update_rate(kind)[1] for kind in kinds]
+        data.message_s = [kind.message_overhead_s for kind in kinds]
         data.update_bytes_per_byte = self.costs.update_bytes_per_byte
         self._kinds: list[DeviceKind] = kinds
         return data

@@ -24,9 +24,11 @@ class TaskKind(StrEnum):
     ALL_REDUCE = "all_reduce"
     ALL_TO_ALL = "all_to_all"
     UPDATE = "update"
+    TAKE = "take"
 
 
-COMPUTE_KINDS = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.UPDATE})
+COMPUTE_KINDS = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.UPDATE, TaskKind.TAKE})
+"""What devices do; all else is what links carry."""
 
 Key = tuple[int, ...]
 """A task's place in the task order: it depends on what the task is, not on when it was built."""

@@ -220,6 +220,14 @@ def _beyond(wire: Wire) -> float:
     return _digits(last / max(first, 1e-15))
 
 
+def message_overhead_s(wire: Wire) -> float:
+    """What a message takes of its ends, both together: of the threads that hand it over and take it, and of
+    the one that has autograd begin anew where it goes back, which is so for every second message: those of
+    the forward pass."""
+    message_s, _ = _message_s(wire)
+    return float(f"{2 * message_s + _call_s(wire) / 2:.3g}")
+
+
 def _message_s(wire: Wire) -> tuple[float, float]:
     """What one more message takes of the thread at each of its ends, as the runtime hands it over; and what
     it takes to cut one out of a tensor, or to put a part into one."""

@@ -209,4 +209,6 @@ def _launches(costs: AnalyticCosts, machine: Machine) -> Launches:
 
 
 def _plan(each: Drawn, machine: Machine, costs: AnalyticCosts) -> Plan:
-    return planned(each.strategy, machine, simulation(each.strategy, machine, costs), costs)
+    """The plan of a strategy on ranks, of whose time `parts` knows what messages take."""
+    ranks = machine.with_message_overhead(0.0)
+    return planned(each.strategy, ranks, simulation(each.strategy, ranks, costs), costs)

@@ -244,6 +244,7 @@
     transfer: ["--transfer", "dots", "transfer"], update: ["--update", "bars", "update"],
     all_reduce: ["--collective", "cross", "collective"], all_gather: ["--collective", "cross", "collective"],
     reduce_scatter: ["--collective", "cross", "collective"], all_to_all: ["--collective", "cross", "collective"],
+    take: ["--transfer", "bars", "taking a message"],
   };
 
   // A fill for a kind of task: its colour with a texture, so that it is told apart in grey as well.
