@@ -9,11 +9,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from soapstone.cli.main import main
+from soapstone.machine import resolve, write_machine
+from soapstone.plans import read_plan
 
 PROGRAM = [sys.executable, "-m", "soapstone"]
 PATIENCE_S = 120
@@ -67,6 +70,24 @@ def test_two_ranks_train_as_one_and_go_on_from_a_checkpoint(
     timed = [event for event in events if event["ph"] == "X"]
     assert {event["cat"] for event in timed} == {"forward", "backward", "all_reduce", "update"}
     assert all(event["dur"] > 0 for event in timed)
+
+
+def test_a_trace_has_all_tasks_of_a_plan_whose_messages_take_time(tmp_path: Path) -> None:
+    """Taking a message is a task of the plan, and a part of what ranks do anyway when it is run."""
+    write_machine(resolve("cpu:1x2").with_message_overhead(5e-5), tmp_path / "here.yaml")
+    plan, trace = tmp_path / "plan.json", tmp_path / "trace.json"
+    options = ["--tiny", "--machine", tmp_path / "here.yaml", "--strategy", "model_parallel", "-o", plan]
+    assert ran("simulate", "--model", "mlp", *options).returncode == 0
+    begun = ran("train", plan, "--steps", 2, "--trace", trace)
+    assert (begun.returncode, begun.stderr) == (0, "")
+    tasks = read_plan(plan).simulated().tasks
+    timed = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert Counter(event["cat"] for event in timed) == Counter(task.kind.value for task in tasks.tasks)
+    taken = [event for event in timed if event["cat"] == "take"]
+    assert taken
+    assert all(event["dur"] == 0 for event in taken)
+    shown = ran("report", plan, "--actual", trace, "-o", tmp_path / "report.html")
+    assert (shown.returncode, shown.stderr) == (0, "")
 
 
 def test_a_run_goes_on_with_a_new_plan_on_fewer_and_on_more_devices(

@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from soapstone.cli.main import main
+from soapstone.machine import resolve, write_machine
+from soapstone.plans import read_plan
+from soapstone.search.baselines import BASELINES, baseline
 
 PATIENCE_S = 180
 
 
-def test_strategies_are_run_and_compared() -> None:
-    options = ["--tiny", "--machine", "cpu:1x2", "--strategies", "4", "--steps", "2", "--budget", "1s"]
+def test_strategies_are_run_and_compared(tmp_path: Path) -> None:
+    """The plan of the fastest is written, for the machine that was asked for."""
+    machine = resolve("cpu:1x2").with_message_overhead(2e-5)
+    write_machine(machine, tmp_path / "here.yaml")
+    here, best = str(tmp_path / "here.yaml"), tmp_path / "fastest.json"
+    options = ["--tiny", "--machine", here, "--strategies", "4", "--steps", "2", "--budget", "1s"]
     ran = subprocess.run(
-        [sys.executable, "-m", "soapstone", "validate", "lenet", *options, "--json"],
+        [sys.executable, "-m", "soapstone", "validate", "lenet", *options, "--json", "-o", str(best)],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -36,6 +44,13 @@ def test_strategies_are_run_and_compared() -> None:
     assert len(told["worst"]) == 2
     assert all(each["tasks"] for each in told["worst"])
     assert told["measured"]["failed"] == {}
+    fastest = min(told["strategies"], key=lambda each: each["actual_s"])["strategy"]
+    plan = read_plan(best)
+    assert plan.machine == machine
+    assert (plan.model, plan.costs) == ("lenet:tiny", "measured")
+    assert plan.simulated().prediction == plan.prediction
+    if fastest in BASELINES:
+        assert plan.strategy.placements == baseline(fastest, plan.graph, machine).placements
 
 
 @pytest.mark.parametrize(
@@ -46,6 +61,7 @@ def test_strategies_are_run_and_compared() -> None:
         (("lenet", "--machine", "cpu:1x2", "--statistic", "mean"), "no statistic 'mean'"),
         (("lenet", "--machine", "nowhere:1x2"), "nowhere"),
         (("lenet", "--machine", "cpu:1x2", "--budget", "soon"), "is no time"),
+        (("lenet", "--machine", "cpu:1x2", "-o", "no/where/plan.json"), "is not a place for a file"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(

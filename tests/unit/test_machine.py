@@ -195,6 +195,7 @@ WIRE = full_duplex("wire", "a", "b", 1e9, 0)
         (lambda: a_kind(memory_bandwidth_bytes_per_s="fast"), "must be a finite number, not 'fast'"),
         (lambda: a_kind(launch_overhead_s=math.nan), "launch_overhead_s must be a finite number, not nan"),
         (lambda: a_kind(launch_overhead_s=-1e-6), "launch_overhead_s must be 0 or more, not -1e-06"),
+        (lambda: a_kind(message_overhead_s=-1e-6), "message_overhead_s must be 0 or more, not -1e-06"),
         (lambda: a_kind(peak_flops_per_s={"f16": 1e12}), "peak_flops_per_s has no 'f32' rate"),
         (lambda: a_kind(peak_flops_per_s={"f32": 0}), "peak_flops_per_s['f32'] must be more than 0, not 0"),
         (lambda: a_kind(peak_flops_per_s={"f32": 1, "fp64": 1}), "unknown dtype 'fp64'; did you mean 'f64'?"),

@@ -204,6 +204,11 @@ def test_the_example_in_the_guide_is_a_machine_file(tmp_path: Path) -> None:
             "launch_overhead: -1",
             "kinds.mine.launch_overhead must be 0 or more, not -1",
         ),
+        (
+            "launch_overhead: 5 us",
+            "launch_overhead: 5 us\n    message_overhead: 1 GB",
+            "kinds.mine.message_overhead is '1 GB', which is not a time",
+        ),
         ("f32: 30 TFLOP/s, ", "", "kinds.mine.peak lacks the field 'f32'"),
         ("f16: 120", "fp16: 120", "kinds.mine.peak has the unknown field 'fp16'; did you mean 'f16'?"),
         ("{f32: 30 TFLOP/s, f16: 120 TFLOP/s}", "30", "kinds.mine.peak must be a mapping of fields, not 30"),

@@ -127,7 +127,7 @@ def test_what_is_found_by_other_costs_stands_for_what_was_found_before(graph: Gr
     """Found where computing takes a hundredth of the time, and again where it takes a hundred times."""
     slow, swift = AnalyticCosts(most_flops=0.006, most_bandwidth=0.0091), AnalyticCosts(60.0, 91.0)
     found = drawn(graph, MACHINE, swift, 12, seed=3)
-    anew = found_anew(found, graph, MACHINE, slow, seed=3)
+    anew = found_anew(found, graph, MACHINE, [slow], seed=3)
     assert len(anew) == len(found)
     for a, b in combinations(anew, 2):
         assert a.strategy.placements != b.strategy.placements
@@ -144,12 +144,35 @@ def test_what_is_found_and_known_by_another_name_has_that_name(graph: Graph) -> 
     found = drawn(graph, MACHINE, COSTS, 6, seed=3)
     best = next(each for each in found if each.name == FOUND)
     other = Drawn(FOUND, random_strategy(graph, 2, Random(1)))
-    anew = found_anew([Drawn("data_parallel", best.strategy), other], graph, MACHINE, COSTS, seed=3)
+    anew = found_anew([Drawn("data_parallel", best.strategy), other], graph, MACHINE, [COSTS], seed=3)
     if anew[1].name == FOUND:  # something better still
         times = [simulation(each.strategy, MACHINE, COSTS).timeline.makespan_s for each in (anew[1], best)]
         assert times[0] < times[1]
     else:
         assert anew[1] == Drawn(BEFORE, other.strategy)
+
+
+def test_what_is_found_is_the_best_by_its_prediction(graph: Graph) -> None:
+    """Of what searches find by several costs, and of what people choose, whatever searches think of it."""
+    found = drawn(graph, MACHINE, COSTS, 6, seed=3)
+    slow, swift = AnalyticCosts(most_flops=0.006, most_bandwidth=0.0091), AnalyticCosts(60.0, 91.0)
+    tried: list[Strategy] = []
+
+    def none_before_the_second(strategy: Strategy) -> float:
+        tried.append(strategy)
+        return 0.5 if len(tried) == 2 else 1.0
+
+    anew = found_anew(found, graph, MACHINE, [swift, slow], seed=3, predicted=none_before_the_second)
+    by_slow = found_anew(found, graph, MACHINE, [slow], seed=3)
+    assert [each.strategy.placements for each in anew] == [each.strategy.placements for each in by_slow]
+    usual = next(each for each in found if each.name == "data_parallel")
+    assert usual.strategy in tried
+
+    def data_parallel_first(strategy: Strategy) -> float:
+        return float(strategy.placements != usual.strategy.placements)
+
+    anew = found_anew(found, graph, MACHINE, [swift, slow], seed=3, predicted=data_parallel_first)
+    assert [each.name for each in anew] == [BEFORE if each.name == FOUND else each.name for each in found]
 
 
 # -- the tasks as they are run -----------------------------------------------------------------------------

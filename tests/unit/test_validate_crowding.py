@@ -9,7 +9,8 @@ import pytest
 from oracles.ranks import Ranks
 from oracles.wirecases import crowding_seen
 
-from soapstone.validation.crowding import busy_devices, crowded, under_way
+from soapstone.cost.profile import Measured, OpKey, Profile
+from soapstone.validation.crowding import Crowding, busy_devices, crowded, eased, under_way
 
 
 def test_busy_devices_are_counted_over_time() -> None:
@@ -74,3 +75,13 @@ def test_operators_are_crowded_each_in_its_own_way(tmp_path: Path) -> None:
     assert first.operators["launched"][0] == pytest.approx(1 / 2, abs=0.1)
     assert first.of("odd") == first.usual
     assert first.launching == (1.0, 1.0)
+
+
+def test_times_with_fewer_ranks_at_work_are_shorter_operator_by_operator() -> None:
+    key, other = OpKey("linear", "{}", "f32", 0), OpKey("relu", "{}", "f32", 0)
+    measured = Measured(((4, 4),), ((4, 4),), 2e-3, 0.1, 128.0, 128)
+    profile = Profile("cpu", {}, {key: (measured,), other: (measured,)})
+    crowding = Crowding((0.5, 0.75, 1.0), {"linear": (0.9, 0.95, 1.0)})
+    found = eased(profile, crowding, 2)
+    assert [found.times[each][0].seconds for each in (key, other)] == pytest.approx([1.9e-3, 1.5e-3])
+    assert eased(profile, crowding, 3) == profile

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from soapstone.cli.output import console, print_json, progress
+from soapstone.cli.output import check_place, console, print_json, progress
 from soapstone.cli.problem import JsonOption, ModelArgument, Variant, tell
 from soapstone.cli.profile import seconds
 from soapstone.cli.ranks import GpuSlices, as_rank, check_not_a_rank, run_ranks
@@ -23,6 +24,7 @@ from soapstone.errors import TrainingError
 from soapstone.machine import Machine, resolve
 from soapstone.machine.checks import did_you_mean
 from soapstone.machine.units import BYTES, SECONDS
+from soapstone.plans import write_plan
 from soapstone.validation.comparing import Account, Compared, Summary
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class _Request:
     budget: str
     timeout_s: float
     statistic: str
+    output: Path | None
     as_json: bool
 
 
@@ -84,19 +87,24 @@ def validate(  # noqa: PLR0913, a command has a parameter for each option
         str,
         typer.Option("--statistic", help="Of a strategy's steps: median, or fastest on a computer at work."),
     ] = "median",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the plan of the fastest here.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run strategies on this computer, one process for each device, and compare with the prediction.
 
     Baselines, a found plan, random strategies and baselines with random changes take turns. Every second one
     serves to fit the few factors that nothing else tells (`docs/guide/costs.md`); the figures that count
-    are those of the other half, which the fit has not seen.
+    are those of the other half, which the fit has not seen. With -o the fastest of all that ran, whatever was
+    predicted, becomes a plan to train by.
 
     Examples:
 
         soapstone machine detect --ranks 2 -o here.yaml
         soapstone validate lenet --tiny --machine here.yaml --strategies 20
         soapstone validate rnnlm --machine slices.yaml --gpu-slices 4
+        soapstone validate gpt2 --machine here.yaml -o fastest.json; soapstone train fastest.json
     """
     check_not_a_rank(gpu_slices)
     device = device if gpu_slices is None else "cuda"
@@ -105,6 +113,8 @@ def validate(  # noqa: PLR0913, a command has a parameter for each option
     if statistic not in STATISTICS:
         raise typer.BadParameter(f"there is no statistic '{statistic}'{did_you_mean(statistic, STATISTICS)}")
     seconds(budget)
+    if output is not None:
+        check_place(output)
     found = resolve(machine)
     request = _Request(
         model,
@@ -118,6 +128,7 @@ def validate(  # noqa: PLR0913, a command has a parameter for each option
         budget,
         timeout,
         statistic,
+        output,
         as_json,
     )
     if len(found.nodes) > 1:
@@ -131,6 +142,8 @@ def validate(  # noqa: PLR0913, a command has a parameter for each option
         outcome = _validated(request, found, wire)
     if wire.rank == 0:
         tell(outcome.notes)
+        if output is not None:
+            write_plan(replace(outcome.fastest, model=variant.named(model)), output)
     if wire.rank == 0 and as_json:
         print_json(_document(request, found, outcome))
     elif wire.rank == 0:
@@ -149,6 +162,7 @@ def _arguments(request: _Request) -> list[str]:
         "--budget": request.budget,
         "--timeout": request.timeout_s,
         "--statistic": request.statistic,
+        "--output": request.output,
     }
     options = [f"{option}={value}" for option, value in given.items() if value is not None]
     options += request.variant.given
@@ -214,6 +228,7 @@ def _document(request: _Request, machine: Machine, outcome: Outcome) -> dict[str
             for each, found in outcome.worst
         ],
         "measured": outcome.measured,
+        "output": None if request.output is None else str(request.output),
     }
 
 
@@ -233,6 +248,10 @@ def _print(request: _Request, machine: Machine, outcome: Outcome) -> None:
     for each, found in outcome.worst:
         screen.print(Text(f"{each.name}, off by {each.error:+.0%}: tasks with the largest differences"))
         screen.print(_accounts_table(found))
+    if request.output is not None:
+        best = min(outcome.compared, key=lambda each: each.actual_s)
+        took = SECONDS.short_text(best.actual_s)
+        screen.print(Text(f"the fastest, {best.name} ({took} a step), is written to {request.output}"))
 
 
 def _sentence(what: str, found: Summary) -> str:

@@ -467,7 +467,7 @@ class _Builder:
                 self._wait(key, last)
 
     def _taken(self, keys: Sequence[Key], move: Move, what: str) -> Sequence[Key]:
-        """What those that take a move wait for: its tasks, or what its messages take of devices after them."""
+        """What those that take a move wait for: its tasks, or what messages take of devices after them."""
         if move.pattern is Pattern.ALL_REDUCE:
             return keys
         messages = len(move.devices) - 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.candidates import Candidate
+from soapstone.cost.profile import Profile
 from soapstone.cost.profiler import BATCH_S, Again, Device, Profiler
 from soapstone.machine import DeviceKind
 from soapstone.runtime.wire import Wire
@@ -59,6 +60,15 @@ class Crowding:
 
 
 NO_CROWDING = Crowding()
+
+
+def eased(profile: Profile, crowding: Crowding, busy: int) -> Profile:
+    """What operators take with so many ranks at work, where the profile has what they take with all."""
+    times = {
+        key: tuple(replace(each, seconds=each.seconds * crowding.of(key.op_name)[busy - 1]) for each in found)
+        for key, found in profile.times.items()
+    }
+    return replace(profile, times=times)
 
 
 def standing_for_all(

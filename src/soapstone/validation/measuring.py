@@ -1,0 +1,148 @@
+"""What a validation measures beside the strategies that it runs: operators, what ranks take from each other,
+and by all of that, the strategy that is best to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from time import monotonic
+from typing import Any
+
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.candidates import Candidate, candidates_of, spread_out
+from soapstone.cost.choice import threads_of_a_rank
+from soapstone.cost.fit import held_out
+from soapstone.cost.launching import Launches
+from soapstone.cost.measured import MeasuredCosts
+from soapstone.cost.profile import Profile
+from soapstone.cost.profiler import Profiler, device_at_hand, prepare
+from soapstone.graph import Graph
+from soapstone.machine import Machine
+from soapstone.plans import Plan, planned, simulation
+from soapstone.runtime.profiling import measured_at_once, shared_profile
+from soapstone.runtime.wire import Wire
+from soapstone.strategy.strategy import Strategy
+from soapstone.validation.calibrating import Calibration
+from soapstone.validation.crowding import Crowding, eased, measured_crowding, standing_for_all
+from soapstone.validation.drawing import FOUND, Drawn, found_anew
+from soapstone.validation.parts import Parts, parts_of
+from soapstone.validation.rehearsing import Inside
+from soapstone.validation.traffic import Traffic
+
+Show = Callable[[float, str], None]
+
+LATE_SHARE = 0.25
+"""[choice] The part of the time for measuring operators that those of what is found by it may take beside."""
+
+INSIDE_SHARE = 0.25
+"""[choice] The part of the time for measuring operators that the memory which they take inside may take
+beside it."""
+
+
+class Measuring:
+    """Operators measured by all ranks at once, and what follows from them."""
+
+    def __init__(self, machine: Machine, budget_s: float, wire: Wire, show: Show) -> None:
+        self._machine, self._budget_s, self._wire, self._show = machine, budget_s, wire, show
+        self._kind = machine.devices[0].kind
+        threads = threads_of_a_rank(machine)
+        self._device = device_at_hand(wire.device.type, self._kind.name, threads, wire.size)
+        prepare(self._device)
+        self._profiler = Profiler(self._device, launches=True)
+        self._profiler.measure_updates()
+        self._asked: list[Candidate] = []
+        self._measured: list[Candidate] = []
+        self._profile = Profile(self._kind.name, {})
+
+    @property
+    def costs(self) -> MeasuredCosts:
+        """What was measured so far."""
+        return MeasuredCosts(profiles={self._kind.name: self._profile})
+
+    def strategies(self, found: Iterable[Drawn], share: float = 1.0) -> None:
+        """Measure what strategies need and was not asked for before, in this part of the time there is."""
+        known = {candidate.works for candidate in self._asked}
+        layouts = (layout for each in found for layout in each.strategy.layouts.values())
+        todo = [each for each in spread_out(candidates_of(layouts)) if each.works not in known]
+        if not todo:
+            return
+        before = len(self._measured)
+        done = measured_at_once(
+            self._profiler,
+            todo,
+            self._wire,
+            share * self._budget_s,
+            lambda n, what: self._show(before + n, f"measuring {what}"),
+        )
+        self._asked += todo
+        self._measured += todo[:done]
+        self._profile = shared_profile(self._profiler.profile, self._wire)
+
+    def crowding(self) -> Crowding:
+        """What ranks take from each other."""
+        runs = standing_for_all(self._profiler, self._measured, self.costs, self._kind)
+        return measured_crowding(self._device, self._wire, runs)
+
+    def found_anew(
+        self, found: Sequence[Drawn], graph: Graph, seed: int, crowding: Crowding, traffic: Traffic
+    ) -> list[Drawn]:
+        """The strategies, with the best of what searches find by these costs: by what operators take while
+        all ranks compute, and while half of them do."""
+        machine, costs, wire = self._machine, self.costs, self._wire
+        half = eased(self._profile, crowding, wire.size // 2) if wire.size > 1 else self._profile
+
+        def predicted(strategy: Strategy) -> float:
+            plan = run_plan(Drawn(FOUND, strategy), machine, costs)
+            (parts,) = predicted_parts([plan], costs, crowding, traffic, wire)
+            return parts.makespan_s(Calibration())
+
+        tried = [costs, MeasuredCosts(profiles={self._kind.name: half})]
+        anew = found_anew(found, graph, machine, tried, seed, predicted)
+        self.strategies((each for each in anew if each.name == FOUND), LATE_SHARE)
+        return anew
+
+    def inside(self) -> Inside:
+        """What operators take of memory inside."""
+        until_s = monotonic() + INSIDE_SHARE * self._budget_s
+        for candidate in self._measured:
+            if monotonic() < until_s:
+                self._profiler.measure_hidden(candidate)
+        return Inside(self._profiler.hidden_bytes)
+
+    def told(self, crowding: Crowding) -> dict[str, Any]:
+        """What to tell of it."""
+        off = held_out(self._profile.times)
+        return {
+            "shards": len(self._asked),
+            "measured": len(self._measured),
+            "failed": dict(self._profiler.failed),
+            "crowding": asdict(crowding),
+            "held_out_median": None if off is None else off.median,
+            "held_out_worst": None if off is None else off.worst,
+        }
+
+
+def predicted_parts(
+    plans: Sequence[Plan], costs: AnalyticCosts, crowding: Crowding, traffic: Traffic, wire: Wire
+) -> list[Parts]:
+    """The parts of all plans' durations, by all that was measured."""
+    machine = plans[0].machine
+    launches = _launches(costs, machine) if wire.device.type == "cuda" else None
+    return [
+        parts_of(plan, costs, crowding, launches=launches, backend=wire.backend, traffic=traffic)
+        for plan in plans
+    ]
+
+
+def _launches(costs: AnalyticCosts, machine: Machine) -> Launches:
+    """What launching takes on the ranks' GPUs, as far as it was measured."""
+    kind = machine.devices[0].kind
+    known = costs.profiles.get(kind.name) if isinstance(costs, MeasuredCosts) else None
+    return Launches(known or Profile(kind.name, {}), lambda work: costs.compute_s(work, kind))
+
+
+def run_plan(each: Drawn, machine: Machine, costs: AnalyticCosts) -> Plan:
+    """The plan of a strategy on ranks, of whose time `parts` knows what messages take."""
+    ranks = machine.with_message_overhead(0.0)
+    return planned(each.strategy, ranks, simulation(each.strategy, ranks, costs), costs)
