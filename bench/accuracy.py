@@ -51,7 +51,7 @@ def row(name: str, document: dict[str, Any]) -> str:
     summary, raw = document["summary"], document["summary_unfitted"]
     return (
         f"| {name} | {summary['count']} | {summary['median_error']:.1%} | {summary['worst_error']:.1%}"
-        f" | {summary['tau']:.2f} | {raw['median_error']:.1%} | {raw['tau']:.2f}"
+        f" | {summary['tau']:.2f} | {summary['clear_tau']:.2f} | {raw['median_error']:.1%} | {raw['tau']:.2f}"
         f" | {summary['median_memory_error']:.1%} | {summary['worst_memory_error']:.1%} |"
     )
 
@@ -80,8 +80,8 @@ def main() -> None:
         ranks = options.gpu_slices or options.ranks
         found["machine"] = told("machine", "detect", "--ranks", ranks, *where, "-o", machine)
         print(
-            "| model | strategies | error, median | worst | tau | median without the fit | tau"
-            " | memory error, median | worst |\n|---|---|---|---|---|---|---|---|---|"
+            "| model | strategies | error, median | worst | tau | tau of clear pairs | median without the fit"
+            " | tau | memory error, median | worst |\n|---|---|---|---|---|---|---|---|---|---|"
         )
         for model in options.models:
             name, _, batch = model.partition("@")

@@ -43,6 +43,7 @@ from soapstone.validation.comparing import Compared, accounts, kendall_tau, summ
 from soapstone.validation.drawing import BEFORE, FOUND, Drawn, drawn, found_anew
 from soapstone.validation.parts import parts_of
 from soapstone.validation.rehearsing import Inside
+from soapstone.validation.running import Ran
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
 
 MACHINE, COSTS = preset("cpu:1x2"), AnalyticCosts()
@@ -87,6 +88,19 @@ def test_a_summary_has_the_worst_and_the_middle() -> None:
     assert [each.memory_error for each in found] == pytest.approx([-0.1, 0.0, 0.3])
     assert (told.count, told.median_error, told.worst_error, told.tau) == (3, 0.25, 0.5, 1.0)
     assert (told.median_memory_error, told.worst_memory_error) == pytest.approx((0.1, 0.3))
+
+
+def test_pairs_that_runs_do_not_tell_apart_are_told_apart() -> None:
+    """Steps of b and c differ by as much as the two do: their order counts in one tau, not in the other."""
+    found = [
+        Compared("a", 1.0, 1.0, (1,), (1,), spread=0.1),
+        Compared("b", 2.2, 2.0, (1,), (1,), spread=0.02),
+        Compared("c", 2.1, 2.1, (1,), (1,), spread=0.03),
+        Compared("d", 4.0, 3.0, (1,), (1,), spread=0.1),
+    ]
+    told = summary(found)
+    assert (told.tau, told.clear_tau, told.near_pairs) == (pytest.approx(4 / 6), 1.0, 1)
+    assert Ran([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]).spread == pytest.approx(2.0 / 4.0)
 
 
 def test_accounts_name_what_differs_most(graph: Graph) -> None:
@@ -153,7 +167,7 @@ def test_what_is_found_and_known_by_another_name_has_that_name(graph: Graph) -> 
 
 
 def test_what_is_found_is_the_best_by_its_prediction(graph: Graph) -> None:
-    """Of what searches find by several costs, and of what people choose, whatever searches think of it."""
+    """Of what searches find by several costs, and of the baselines, whatever searches think of it."""
     found = drawn(graph, MACHINE, COSTS, 6, seed=3)
     slow, swift = AnalyticCosts(most_flops=0.006, most_bandwidth=0.0091), AnalyticCosts(60.0, 91.0)
     tried: list[Strategy] = []

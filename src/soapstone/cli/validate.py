@@ -201,6 +201,7 @@ def _compared_document(each: Compared) -> dict[str, Any]:
         "predicted_s": each.predicted_s,
         "actual_s": each.actual_s,
         "error": each.error,
+        "spread": each.spread,
         "predicted_bytes": list(each.predicted_bytes),
         "actual_bytes": list(each.actual_bytes),
         "memory_error": each.memory_error,
@@ -255,9 +256,13 @@ def _print(request: _Request, machine: Machine, outcome: Outcome) -> None:
 
 
 def _sentence(what: str, found: Summary) -> str:
+    pairs = f"{found.near_pairs} pair{'s' if found.near_pairs > 1 else ''}"
+    clear = (
+        f" ({found.clear_tau:.2f} without {pairs} that runs do not tell apart)" if found.near_pairs else ""
+    )
     return (
         f"{what}: {found.count} strategies, error {found.median_error:.1%} (median),"
-        f" {found.worst_error:.1%} (worst), Kendall tau {found.tau:.2f}; memory"
+        f" {found.worst_error:.1%} (worst), Kendall tau {found.tau:.2f}{clear}; memory"
         f" {found.median_memory_error:.1%} (median), {found.worst_memory_error:.1%} (worst)"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import median
 
 from soapstone.sim.reference import Timeline
@@ -13,13 +14,15 @@ from soapstone.tasks.task import COMPUTE_KINDS, TaskGraph, TaskKind
 
 @dataclass(frozen=True)
 class Compared:
-    """One strategy: predicted and actual step time, and peak memory of each rank."""
+    """One strategy: predicted and actual step time, and peak memory of each rank; and by what part of its
+    time steps differ (half the distance between their quartiles)."""
 
     name: str
     predicted_s: float
     actual_s: float
     predicted_bytes: tuple[int, ...]
     actual_bytes: tuple[int, ...]
+    spread: float = 0.0
 
     @property
     def error(self) -> float:
@@ -36,12 +39,15 @@ class Compared:
 
 @dataclass(frozen=True)
 class Summary:
-    """Figures over several strategies."""
+    """Figures over several strategies. Of `near_pairs` runs do not tell which is the faster: their times
+    differ by no more than their steps do; `clear_tau` leaves these out."""
 
     count: int
     median_error: float
     worst_error: float
     tau: float
+    clear_tau: float
+    near_pairs: int
     median_memory_error: float
     worst_memory_error: float
 
@@ -50,15 +56,32 @@ def summary(found: Sequence[Compared]) -> Summary:
     """The figures; errors count by their size. There must be at least one."""
     errors = [abs(each.error) for each in found]
     memory = [abs(each.memory_error) for each in found]
-    tau = kendall_tau([each.predicted_s for each in found], [each.actual_s for each in found])
-    return Summary(len(found), median(errors), max(errors), tau, median(memory), max(memory))
+    predicted_s, actual_s = [each.predicted_s for each in found], [each.actual_s for each in found]
+    pairs = list(combinations(range(len(found)), 2))
+    clear = [(i, j) for i, j in pairs if not _are_near(found[i], found[j])]
+    return Summary(
+        len(found),
+        median(errors),
+        max(errors),
+        kendall_tau(predicted_s, actual_s),
+        kendall_tau(predicted_s, actual_s, clear),
+        len(pairs) - len(clear),
+        median(memory),
+        max(memory),
+    )
 
 
-def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float:
-    """Kendall's tau-b: of all pairs, those in the same order less those in opposite order, ties apart;
-    1 if there is nothing to order."""
+def _are_near(a: Compared, b: Compared) -> bool:
+    return abs(a.actual_s - b.actual_s) <= a.spread * a.actual_s + b.spread * b.actual_s
+
+
+def kendall_tau(
+    a: Sequence[float], b: Sequence[float], pairs: Sequence[tuple[int, int]] | None = None
+) -> float:
+    """Kendall's tau-b: of these pairs, or of all, those in the same order less those in opposite order, ties
+    apart; 1 if there is nothing to order."""
     agree = ties_a = ties_b = 0
-    pairs = [(i, j) for i in range(len(a)) for j in range(i)]
+    pairs = list(combinations(range(len(a)), 2)) if pairs is None else pairs
     for i, j in pairs:
         x, y = (a[i] > a[j]) - (a[i] < a[j]), (b[i] > b[j]) - (b[i] < b[j])
         agree += x * y

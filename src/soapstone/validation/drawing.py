@@ -16,7 +16,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.search.baselines import applicable, baseline
-from soapstone.search.mcmc import EXPERTS, Budget, mcmc
+from soapstone.search.mcmc import Budget, mcmc
 from soapstone.strategy.space import Space, random_strategy
 from soapstone.strategy.strategy import Strategy
 
@@ -25,9 +25,6 @@ PROPOSALS = 2000
 
 FOUND, BEFORE = "found", "found before measuring"
 """The names of what a search finds, and of what one has found by costs that were not measured here."""
-
-USUAL = ("data_parallel", *EXPERTS)
-"""What people choose by themselves."""
 
 Predicted = Callable[[Strategy], float]
 """What a step is said to take by all that was measured, of which a search knows a part."""
@@ -83,14 +80,13 @@ def found_anew(
     predicted: Predicted | None = None,
 ) -> list[Drawn]:
     """The same strategies, but what is found by these costs in the place of what was found before: the best
-    by its prediction of what searches find, and of data parallelism and the experts' strategies. If that is
-    one of the others, it has that name, and the earlier one another."""
+    by its prediction of what searches find, of the baselines and of what was found before. If that is one of
+    the others, it has that name, and the earlier one another."""
     names = {FOUND, *(each.name for each in applicable(graph, machine))}
     known = [each for each in found if each.name in names]
     best, *more = [_searched(graph, machine, own, seed, known) for own in costs]
     if predicted is not None:
-        usual = [each.strategy for each in known if each.name in USUAL]
-        best = min([best, *more, *usual], key=predicted)
+        best = min([best, *more, *(each.strategy for each in known)], key=predicted)
     others = [each for each in found if each.name != FOUND]
     if any(best.placements == each.strategy.placements for each in others):
         return [Drawn(BEFORE, each.strategy) if each.name == FOUND else each for each in found]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
@@ -74,6 +74,12 @@ class Ran:
         """The step as a statistic of all: their `median`, or the `fastest`, which is what to take where
         other work on the computer disturbs most of them."""
         return min(self.steps_s) if statistic == "fastest" else median(self.steps_s)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles of steps, relative to their median."""
+        low, middle, high = quantiles(self.steps_s, n=4)
+        return (high - low) / 2 / middle
 
 
 def ran(

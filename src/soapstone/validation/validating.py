@@ -109,6 +109,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
                 own.step_s(wanted.statistic),
                 peak,
                 own.peak_bytes,
+                own.spread,
             )
             for each, own, part, peak in zip(found, seen, parts, peaks, strict=True)
         ]
