@@ -36,14 +36,27 @@ MACHINES = (
 )
 
 
-OVERHEADS_S = (0.0, 0.0, 3e-5)
+OVERHEAD_S = 3e-5
 """What a message may take of the device that it comes to."""
 
 
 @st.composite
 def machines(draw: st.DrawFn, names: Sequence[str] = MACHINES) -> Machine:
-    """A preset, whose devices may have something to do for every message."""
-    return preset(draw(st.sampled_from(names))).with_message_overhead(draw(st.sampled_from(OVERHEADS_S)))
+    """A preset, all or every second of whose devices may have something to do for every message."""
+    machine = preset(draw(st.sampled_from(names)))
+    match draw(st.sampled_from(["none", "none", "all", "some"])):
+        case "all":
+            return machine.with_message_overhead(OVERHEAD_S)
+        case "some":
+            devices = [
+                replace(each, kind=replace(each.kind, name="taking", message_overhead_s=OVERHEAD_S))
+                if each.index % 2
+                else each
+                for each in machine.devices
+            ]
+            return replace(machine, devices=tuple(devices))
+        case _:
+            return machine
 
 
 @st.composite
