@@ -128,6 +128,11 @@ def test_a_strategy_by_hand(soapstone: Soapstone, tmp_path: Path) -> None:
         ((*LENET, "--strategy", "missing.yaml"), "missing.yaml: the strategy file cannot be read"),
         ((*LENET, "--optimizer", "lion"), "there is no optimizer 'lion'"),
         ((*LENET, "-o", "no/such/folder/plan.json"), "no/such/folder/plan.json is not a place for a file"),
+        ((*LENET, "--strategy", ""), "--strategy is empty"),
+        ((*LENET, "-o", "same.json", "--tasks", "./same.json"), "same.json is named twice"),
+        ((*LENET, "--strategy", "far.yaml"), "far.yaml: block 'conv1' is placed on device 99"),
+        ((*LENET, "--strategy", "twice.yaml"), "is given twice"),
+        ((*LENET, "--strategy", "far.yaml", "-o", "far.yaml"), "far.yaml is what this command reads"),
     ],
 )
 def test_bad_input_ends_with_one_sentence(
@@ -138,7 +143,11 @@ def test_bad_input_ends_with_one_sentence(
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    far = "default: single_device\nplacements: {conv1: {devices: [99]}}\n"
+    (tmp_path / "far.yaml").write_text(far, encoding="utf-8")
+    (tmp_path / "twice.yaml").write_text("default: single_device\n" * 2, encoding="utf-8")
     code, out, err = soapstone("simulate", *arguments)
+    assert (tmp_path / "far.yaml").read_text(encoding="utf-8") == far
     assert (code, out) == (2, "")
     assert err.startswith("soapstone: ")
     assert sentence in err

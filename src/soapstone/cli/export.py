@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from soapstone.cli.output import check_place, console, print_json, progress
+from soapstone.cli.output import check_places, console, print_json, progress
 from soapstone.cli.report import PlanArgument
 from soapstone.errors import PlanError
 from soapstone.machine.checks import did_you_mean
@@ -72,8 +72,7 @@ def export(
         raise PlanError(f"a plan cannot be exported to {to!r}{did_you_mean(to, FORMS)}")
     if as_json and output is None:
         raise typer.BadParameter("--json needs -o: standard output cannot hold both.")
-    if output is not None:
-        check_place(output)
+    check_places([output], [plan])
     found = read_plan(plan)
     with progress(f"exporting {found.graph.name}"):
         text = FORMS[to](found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -39,15 +39,33 @@ def print_json(document: object) -> None:
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def check_places(outputs: Iterable[Path | None], inputs: Iterable[Path | str | None] = ()) -> None:
+    """Refuse places that no file can be written to, that are named twice, or that the command reads from,
+    before the work rather than after it."""
+    read = {Path(given).resolve() for given in inputs if given}
+    written: set[Path] = set()
+    for output in filter(None, outputs):
+        check_place(output)
+        place = output.resolve()
+        if place in read and place.is_file():
+            raise typer.BadParameter(f"{output} is what this command reads; write to another file.")
+        if place in written and not _is_stream(output):
+            raise typer.BadParameter(f"{output} is named twice; give each output a file of its own.")
+        written.add(place)
+
+
 def check_place(output: Path) -> None:
     """Refuse a place that no file can be written to, before the work rather than after it."""
-    is_stream = output.exists() and not output.is_file() and not output.is_dir()
-    if not is_stream and (
+    if not _is_stream(output) and (
         output.is_dir() or not output.parent.is_dir() or not os.access(output.parent, os.W_OK)
     ):
         raise typer.BadParameter(
             f"{output} is not a place for a file; name one in a directory that exists and can be written to."
         )
+
+
+def _is_stream(output: Path) -> bool:
+    return output.exists() and not output.is_file() and not output.is_dir()
 
 
 @contextmanager

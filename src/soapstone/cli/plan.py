@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from soapstone.cli.footprints import footprints
-from soapstone.cli.output import check_place, console, print_json, progress, rate
+from soapstone.cli.output import check_places, console, print_json, progress, rate
 from soapstone.cli.problem import (
     CostsOption,
     JsonOption,
@@ -35,7 +35,7 @@ from soapstone.plans import Plan, write_plan
 from soapstone.report.decisions import Row, foremost, pipeline_document, pipeline_text, rows
 from soapstone.report.figures import ALIKE, Figures, figures, is_alike, reasons
 from soapstone.search.baselines import applicable, baseline
-from soapstone.search.find import Options, Settled, WhyInstead, settled
+from soapstone.search.find import OF_ALL, Options, Settled, WhyInstead, settled
 from soapstone.search.mcmc import EXPERTS
 from soapstone.search.report import SearchReport, StartReport
 from soapstone.sim.outcome import outcome
@@ -76,8 +76,7 @@ def plan(
         soapstone plan gpt2 --machine p100:1x4 --micro-batches 8 -o plan.json
         soapstone plan train.py:make_model --machine cluster.yaml --proposals 5000 --json
     """
-    if output is not None:
-        check_place(output)
+    check_places([output], (machine, model.partition(":")[0]))
     options = searching.options()
     given = problem(model, machine, variant, costs)
     report = searched(given, options)
@@ -268,7 +267,8 @@ def _memory(found: _Found) -> Text:
         slower = SECONDS.short_text(found.report.makespan_s)
         return Text(
             f"fits in memory: at most {needs}. The search found {slower}, which does not fit: this is "
-            f"{found.outcome.instead}, the fastest tried that does",
+            f"{found.outcome.instead}"
+            f"{'' if found.outcome.instead == OF_ALL else ', the fastest tried that does'}",
             style="bold yellow",
         )
     return Text(f"fits in memory: at most {needs}")
@@ -320,7 +320,7 @@ def _print_reasons(screen: Console, found: _Found) -> None:
 
 
 def _print_search(screen: Console, found: _Found) -> None:
-    report = found.report
+    report = found.outcome.report
     screen.print()
     screen.print(Text("How it was found:", style="bold"))
     took = SECONDS.short_text(report.elapsed_s)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from soapstone.cli.footprints import footprints
-from soapstone.cli.output import ShowProgress, check_place, console, print_json, progress
+from soapstone.cli.output import ShowProgress, check_places, console, print_json, progress
 from soapstone.machine.units import BYTES
 from soapstone.plans import Plan, read_plan, write_text
 from soapstone.report.figures import Figures, figures
@@ -50,7 +50,7 @@ def report(
         soapstone report plan.json -o report.html
         soapstone train plan.json --trace actual.json; soapstone report plan.json --actual actual.json
     """
-    check_place(output)
+    check_places([output], (plan, actual))
     found = read_plan(plan)
     with progress(f"simulating {found.graph.name}") as show:
         simulated = found.simulated()

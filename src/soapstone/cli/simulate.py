@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -15,15 +14,25 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from soapstone.cli.output import check_place, console, print_json, progress, rate
-from soapstone.cli.problem import COSTS_HELP, MODEL_HELP, JsonOption, Variant, problem
+from soapstone.cli.output import check_places, console, print_json, progress, rate
+from soapstone.cli.problem import COSTS_HELP, MODEL_HELP, JsonOption, Variant, problem, tell
 from soapstone.cli.spread import spread
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.choice import bases
+from soapstone.errors import StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.machine.units import BYTES, SECONDS
-from soapstone.plans import Plan, Simulation, planned, read_plan, simulation, write_plan, write_text
+from soapstone.plans import (
+    Plan,
+    Prediction,
+    Simulation,
+    planned,
+    read_plan,
+    simulation,
+    write_plan,
+    write_text,
+)
 from soapstone.report.decisions import pipeline_document, pipeline_text
 from soapstone.report.trace import trace_document
 from soapstone.search.baselines import BASELINES, baseline
@@ -87,8 +96,9 @@ def simulate(  # noqa: PLR0913, a command has a parameter for each option
         soapstone simulate plan.json --tasks tasks.json --trace trace.json
         soapstone simulate plan.json --buckets --trace trace.json
     """
-    for place in filter(None, (output, tasks, trace)):
-        check_place(place)
+    if strategy == "":
+        raise typer.BadParameter("--strategy is empty; name a baseline or a file, or leave it out.")
+    check_places((output, tasks, trace), (plan, machine, strategy))
     if plan is not None:
         given = {"--model": model, "--machine": machine, "--strategy": strategy}
         given |= {option.partition("=")[0]: option for option in variant.given}
@@ -156,13 +166,24 @@ def _from_plan(path: Path) -> _Found:
     plan = read_plan(path)
     with progress(f"simulating {plan.graph.name}"):
         simulated = plan.simulated()
-    if simulated.prediction != plan.prediction:
-        print(
-            f"soapstone: note: {path} predicts {SECONDS.short_text(plan.prediction.makespan_s)}; "
-            f"this version of Soapstone predicts {SECONDS.short_text(simulated.timeline.makespan_s)}",
-            file=sys.stderr,
-        )
+    said, found = _told_apart(plan.prediction, simulated.prediction)
+    if said != found:
+        why = "it was edited, or another version of Soapstone made it"
+        tell([f"{path} says {said}, and simulating it gives {found}: {why}"])
     return _Found(plan, simulated, str(path))
+
+
+def _told_apart(said: Prediction, found: Prediction) -> tuple[str, str]:
+    """The first figure in which two predictions differ; of equal ones, their times."""
+    if said.makespan_s == found.makespan_s and said.moved_bytes != found.moved_bytes:
+        return (f"{said.moved_bytes:,} bytes over links", f"{found.moved_bytes:,}")
+    if said.makespan_s == found.makespan_s and said.memory_bytes != found.memory_bytes:
+        return (f"{said.memory_bytes} bytes of memory", f"{found.memory_bytes}")
+    times = (said.makespan_s, found.makespan_s)
+    short = [SECONDS.short_text(time) for time in times]
+    are_apart = times[0] == times[1] or short[0] != short[1]
+    first, second = short if are_apart else [f"{time!r} s" for time in times]
+    return first, second
 
 
 def _from_request(request: _Request) -> _Found:
@@ -181,9 +202,11 @@ def _from_request(request: _Request) -> _Found:
 def _strategy(text: str, graph: Graph, machine: Machine, costs: AnalyticCosts) -> Strategy:
     """The strategy of that name, or in that file."""
     if "/" in text or text.lower().endswith((".yaml", ".yml", ".json")):
-        return read_strategy(Path(text), graph, lambda name: baseline(name, graph, machine, costs)).checked(
-            machine
-        )
+        read = read_strategy(Path(text), graph, lambda name: baseline(name, graph, machine, costs))
+        try:
+            return read.checked(machine)
+        except StrategyError as error:
+            raise StrategyError(f"{text}: {error}") from None
     return baseline(text, graph, machine, costs)
 
 

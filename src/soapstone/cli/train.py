@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from soapstone.cli.output import check_place, console, print_json, progress
+from soapstone.cli.output import check_places, console, print_json, progress
 from soapstone.cli.ranks import GpuSlices, check_not_a_rank, run_ranks
 from soapstone.cli.replan import machine_now, replanned
 from soapstone.errors import CheckpointError, SoapstoneError, TrainingError
@@ -192,8 +192,7 @@ def _check(request: _Request, plan: Plan) -> None:
     from soapstone.runtime.versions import WEIGHTS
 
     optimizer_named(request.optimizer, request.lr)
-    for place in filter(None, (request.export, request.trace)):
-        check_place(place)
+    check_places((request.export, request.trace), (request.plan, request.machine))
     if request.weights not in WEIGHTS:
         raise TrainingError(
             f"there are no weights {request.weights!r}{did_you_mean(request.weights, WEIGHTS)}"

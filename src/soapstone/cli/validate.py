@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from soapstone.cli.output import check_place, console, print_json, progress
+from soapstone.cli.output import check_places, console, print_json, progress
 from soapstone.cli.problem import JsonOption, ModelArgument, Variant, tell
 from soapstone.cli.profile import seconds
 from soapstone.cli.ranks import GpuSlices, as_rank, check_not_a_rank, run_ranks
@@ -113,8 +113,7 @@ def validate(  # noqa: PLR0913, a command has a parameter for each option
     if statistic not in STATISTICS:
         raise typer.BadParameter(f"there is no statistic '{statistic}'{did_you_mean(statistic, STATISTICS)}")
     seconds(budget)
-    if output is not None:
-        check_place(output)
+    check_places([output], (machine, model.partition(":")[0]))
     found = resolve(machine)
     request = _Request(
         model,

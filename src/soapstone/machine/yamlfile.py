@@ -41,9 +41,14 @@ def yaml_text(machine: Machine) -> str:
     return HEADER + body
 
 
+def loaded(text: str) -> object:
+    """What YAML text holds; a field that is given twice is a YAMLError."""
+    return yaml.load(text, Loader=_Loader)  # noqa: S506, a SafeLoader
+
+
 def _document_in(path: Path) -> object:
     try:
-        document = yaml.load(path.read_bytes().decode("utf-8"), Loader=_Loader)  # noqa: S506, a SafeLoader
+        document = loaded(path.read_bytes().decode("utf-8"))
     except FileNotFoundError:
         raise MachineError(f"{path}: there is no such machine file; check the path.") from None
     except IsADirectoryError:

@@ -10,7 +10,7 @@ that every offered split is sound in `proof`. No other module may ask for an ope
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from math import prod
@@ -314,6 +314,16 @@ class Op:
         """Whether the body's meaning depends on the coordinates of the point."""
         return self.body is not None and "at" in keywords_of(self.body)
 
+    def places(self, signature: Signature, attrs: Attrs) -> frozenset[str]:
+        """The dims whose coordinates the body asks for."""
+        if not self.body_knows_place:
+            return frozenset()
+        asked = _Asked(signature.sizes)
+        for at in (dict.fromkeys(signature.sizes, 0), {dim: n - 1 for dim, n in signature.sizes.items()}):
+            asked.point = at
+            self.body_meaning(signature, asked, attrs)
+        return frozenset(asked.dims)
+
     def _scalar_keywords(
         self, function: Callable[..., Any], signature: Signature, point: Mapping[str, int], attrs: Attrs
     ) -> dict[str, Any]:
@@ -336,6 +346,24 @@ class Op:
                 count = min(count, pointed_at)
             total += count * size
         return total
+
+
+class _Asked(Mapping[str, int]):
+    """A point that notes which of its coordinates are asked for."""
+
+    def __init__(self, dims: Iterable[str]) -> None:
+        self.point: Mapping[str, int] = dict.fromkeys(dims, 0)
+        self.dims: set[str] = set()
+
+    def __getitem__(self, dim: str) -> int:
+        self.dims.add(dim)
+        return self.point[dim]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.point)
+
+    def __len__(self) -> int:
+        return len(self.point)
 
 
 def summed_points(signature: Signature) -> int:

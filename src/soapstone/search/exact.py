@@ -11,8 +11,8 @@ Relabelling the devices can change a simulated makespan, since ties are broken b
 by device number; so bounds that hold for all relabellings lead the way, and all relabellings of a whole
 strategy are simulated (`docs/decisions/0009-exact-search.md`).
 
-Memory limits are not part of the search: `fits` says whether the strategy returned keeps within them, with
-SGD and momentum. If it does not, a slower one that fits may exist, and the proof is not about those.
+Memory limits are not part of the search: `fits` says whether the strategy returned keeps within them. If it
+does not, a slower one that fits may exist, and the proof is not about those.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from soapstone.errors import StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.search.report import StopReason
-from soapstone.sim.memory import peak_memory
+from soapstone.sim.memory import STATES_PER_WEIGHT, peak_memory
 from soapstone.sim.reference import simulate
 from soapstone.strategy.placement import Placement, placed
 from soapstone.strategy.strategy import Strategy
@@ -129,6 +129,7 @@ def exact_search(  # noqa: PLR0913, a search has that many sides
     start: Strategy | None = None,
     proposals: int = PROPOSALS,
     threads: int = 1,
+    optimizer: str = "momentum",
     progress: ShowExact | None = None,
 ) -> ExactResult:
     """The best strategy, proved unless the budget is used up or the search is interrupted (Ctrl-C).
@@ -136,26 +137,43 @@ def exact_search(  # noqa: PLR0913, a search has that many sides
     `start` is a strategy of the space to begin with, besides those of the chains, which make so many
     `proposals` in each step of their cooling. Nothing depends on chance; with a budget, the machine's speed
     decides how far the search comes. With several threads, each looks into another part of the tree once it
-    is known which block to place first.
+    is known which block to place first. An interrupt before any strategy was offered is a KeyboardInterrupt.
     """
     began = monotonic()
+
+    def is_late() -> bool:
+        return budget_s is not None and monotonic() - began > budget_s
+
     problem = FlatProblem(graph, machine, costs)
     space = _space_of(problem, has_ranges)
     search = native.ExactSearch(problem.native, tolerance, has_ranges)
+    offered = 0
     if start is not None:
         search.offer(_placed(problem, start, has_ranges))
+        offered = 1
+    stop: StopReason | None = None
     for seed in range(CHAINS):
-        search.offer(_annealed(problem, seed, proposals, has_ranges))
+        if offered and is_late():
+            break
+        try:
+            search.offer(_annealed(problem, seed, proposals, has_ranges, is_late))
+        except KeyboardInterrupt:
+            if not offered:
+                raise
+            stop = StopReason.INTERRUPTED
+            break
+        offered += 1
     tree = _Tree(problem, search, tolerance, has_ranges)
-    stop = _run(tree, threads, began, budget_s, progress)
+    stop = stop or _run(tree, threads, is_late, progress)
     strategy = _strategy(problem, tree.best.best())
+    bound_s = max(tree.lower_bound_s, LowerBound(*native.lower_bound(problem.native)).seconds)
     return ExactResult(
         strategy,
         tree.best_s,
-        tree.best_s if stop is StopReason.OPTIMAL and tolerance <= ROUNDING else tree.lower_bound_s,
+        tree.best_s if stop is StopReason.OPTIMAL and tolerance <= ROUNDING else bound_s,
         tolerance,
         stop,
-        _fits(strategy, machine, costs),
+        _fits(strategy, machine, costs, optimizer),
         sum(each.bounded for each in tree.searches),
         sum(each.simulated for each in tree.searches),
         space,
@@ -222,9 +240,7 @@ class _Tree:
             search.beat(self.best_s)
 
 
-def _run(
-    tree: _Tree, threads: int, began: float, budget_s: float | None, progress: ShowExact | None
-) -> StopReason:
+def _run(tree: _Tree, threads: int, is_late: Callable[[], bool], progress: ShowExact | None) -> StopReason:
     """Search until everything is looked into, or the budget is used up."""
     left = tree.searches
     try:
@@ -232,7 +248,7 @@ def _run(
             while left:
                 if progress is not None:
                     progress(tree.best_s, tree.lower_bound_s, sum(each.bounded for each in tree.searches))
-                if budget_s is not None and monotonic() - began > budget_s:
+                if is_late():
                     return StopReason.BUDGET
                 if len(tree.searches) < threads and left[0].has_settled and left[0].first_block >= 0:
                     tree.share(threads)
@@ -262,13 +278,15 @@ def _space_of(problem: FlatProblem, has_ranges: bool) -> int:
 
 
 def _annealed(
-    problem: FlatProblem, seed: int, count: int, has_ranges: bool
+    problem: FlatProblem, seed: int, count: int, has_ranges: bool, is_late: Callable[[], bool]
 ) -> list[tuple[list[int], int, list[int]]]:
-    """Where a short chain from a random strategy ends when it is cooled down."""
+    """Where a short chain from a random strategy ends when it is cooled down, as far as there is time."""
     proposals = native.Proposals(problem.native, seed, has_ranges=has_ranges)
     proposals.place_at_random()
     first_s = proposals.makespan() * FIRST_PART
     for step in range(COOLINGS):
+        if is_late():
+            break
         proposals.step(count, first_s * COOLING**step)
     return [proposals.placed(number) for number in range(len(problem.blocks))]
 
@@ -313,9 +331,9 @@ def _strategy(problem: FlatProblem, found: list[tuple[list[int], int, list[int]]
     return Strategy(problem.graph, placements)
 
 
-def _fits(strategy: Strategy, machine: Machine, costs: AnalyticCosts) -> bool:
+def _fits(strategy: Strategy, machine: Machine, costs: AnalyticCosts, optimizer: str) -> bool:
     tasks = task_graph(strategy, machine, costs)
-    peaks = peak_memory(tasks, simulate(tasks), len(machine.devices))
+    peaks = peak_memory(tasks, simulate(tasks), len(machine.devices), STATES_PER_WEIGHT[optimizer])
     return all(
         peak.peak_bytes <= device.kind.memory_bytes
         for peak, device in zip(peaks, machine.devices, strict=True)

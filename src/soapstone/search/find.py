@@ -9,11 +9,13 @@ settled   the plan: what was found, with its exact prediction; where that does n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import partial
+from itertools import product
+from math import prod
 from types import MappingProxyType
 
 from soapstone.cost.analytic import AnalyticCosts
@@ -28,18 +30,26 @@ from soapstone.search.exact import lower_bound
 from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc
 from soapstone.search.pipelines import Wanted, pipeline_search
 from soapstone.search.proofs import Prove, exact_report, ranges_report
-from soapstone.search.report import SearchReport, ShowSearch, StopReason
+from soapstone.search.report import PROOFS, SearchReport, ShowSearch, StopReason
 from soapstone.search.unity import Setting, joined, unity
 from soapstone.sim.outcome import bucketed_times
 from soapstone.strategy.blocks import blocks
+from soapstone.strategy.space import Space
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import native_tasks
 
-RESORTS = ("data_parallel", "optcnn", *EXPERTS, "pipeline", "model_parallel")
+RESORTS = ("data_parallel", "optcnn", *EXPERTS, "pipeline", "model_parallel", "zero")
 """The baselines that are tried when what was found does not fit in memory."""
+
+FEW_STRATEGIES = 2_000
+"""[choice] Where there are no more strategies than this, all of them are tried when what was found does not
+fit in memory."""
 
 SPARING = "what a search with less memory found"
 """What the second search is called where its strategy is taken."""
+
+OF_ALL = "the fastest of all that fit"
+"""The same of what is found by trying all."""
 
 SECOND_SHARE, SECOND_TRIES = 0.25, 3
 """[choice] The part of the budget that each search with less memory has, and how many there are at most: a
@@ -147,7 +157,8 @@ def _proved(
     options: Options,
     show: ShowSearch | None,
 ) -> SearchReport:
-    return prove(graph, machine, costs, options.budget.seconds, options.seed, options.threads, show)
+    seconds, optimizer = options.budget.seconds, options.optimizer
+    return prove(graph, machine, costs, seconds, options.seed, options.threads, optimizer, show)
 
 
 def _as_pipeline(
@@ -277,10 +288,11 @@ class WhyInstead(StrEnum):
 
 @dataclass(frozen=True)
 class Settled:
-    """A plan. `instead` names what took the place of what the search had found, a baseline or `SPARING`, and
-    `why` says why."""
+    """A plan, and the report of the search with what was taken of it. `instead` names what took the place of
+    what the search had found, a baseline, `SPARING` or `OF_ALL`, and `why` says why."""
 
     plan: Plan
+    report: SearchReport
     instead: str | None = None
     why: WhyInstead | None = None
 
@@ -298,10 +310,14 @@ def settled(
         if faster is not None:
             (instead, chosen, prediction), why = faster, WhyInstead.BUCKETS
     if not fits:
-        others = _resorts(report.strategy.graph, machine, costs, options.seed)
-        spared = _spared(report, prediction, machine, costs, options)
-        if spared is not None:
-            others[SPARING] = spared
+        graph = report.strategy.graph
+        others = _resorts(graph, machine, costs, options.seed)
+        few = _all_strategies(graph, machine)
+        if few is None:
+            spared = _spared(report, prediction, machine, costs, options)
+            others += [] if spared is None else [(SPARING, spared)]
+        else:
+            others += [(OF_ALL, each) for each in few]
         for name, strategy in _fastest_first(others, machine, costs):
             other = predicted(strategy, machine, costs, options.optimizer)
             if other.fits(machine):
@@ -309,13 +325,15 @@ def settled(
                 why = WhyInstead.MEMORY
                 break
     taken = replace(report, strategy=chosen, makespan_s=prediction.makespan_s, fits=fits)
+    if why is WhyInstead.MEMORY and report.stop in PROOFS:
+        taken = replace(taken, stop=StopReason.TOO_LARGE)  # the proof is about another strategy
     if chosen.pipeline is not None:
         taken = replace(taken, lower_bound_s=None)
     document = {**taken.document(), "instead": instead, "why_instead": why}
     plan = planned(
         chosen, machine, prediction, costs, model=model, optimizer=options.optimizer, search=document
     )
-    return Settled(plan, instead, why)
+    return Settled(plan, taken, instead, why)
 
 
 def _faster_in_buckets(
@@ -424,18 +442,26 @@ def _room(prediction: Prediction, machine: Machine) -> float:
     return min(1.0, *(device.kind.memory_bytes / peak for peak, device in peaks if peak > 0))
 
 
-def _resorts(graph: Graph, machine: Machine, costs: AnalyticCosts, seed: int) -> dict[str, Strategy]:
+def _resorts(graph: Graph, machine: Machine, costs: AnalyticCosts, seed: int) -> list[tuple[str, Strategy]]:
     """The baselines to fall back on, by name."""
     names = {each.name for each in applicable(graph, machine)}
-    return {name: baseline(name, graph, machine, costs, seed) for name in RESORTS if name in names}
+    return [(name, baseline(name, graph, machine, costs, seed)) for name in RESORTS if name in names]
+
+
+def _all_strategies(graph: Graph, machine: Machine) -> list[Strategy] | None:
+    """All strategies of the space, if they are few."""
+    spaces = {block.name: Space(graph, block, len(machine.devices)) for block in blocks(graph)}
+    if prod(space.count for space in spaces.values()) > FEW_STRATEGIES:
+        return None
+    return [Strategy(graph, dict(zip(spaces, chosen, strict=True))) for chosen in product(*spaces.values())]
 
 
 def _fastest_first(
-    found: Mapping[str, Strategy], machine: Machine, costs: AnalyticCosts
+    found: Iterable[tuple[str, Strategy]], machine: Machine, costs: AnalyticCosts
 ) -> Iterator[tuple[str, Strategy]]:
-    """Strategies by name, the fastest first."""
+    """Named strategies, the fastest first."""
 
     def seconds(item: tuple[str, Strategy]) -> float:
         return native_tasks(item[1], machine, costs).simulated()[2]
 
-    return iter(sorted(found.items(), key=seconds))
+    return iter(sorted(found, key=seconds))

@@ -22,8 +22,10 @@ EXACT_PROPOSALS = 5000
 RANGES_PROPOSALS = 1000
 """[choice] Of each step of the chains before the exact search among ranges, which needs no good start."""
 
-Prove = Callable[[Graph, Machine, AnalyticCosts, float | None, int, int, ShowSearch | None], SearchReport]
-"""Takes the seconds that there are, a seed and the number of threads."""
+Prove = Callable[
+    [Graph, Machine, AnalyticCosts, float | None, int, int, str, ShowSearch | None], SearchReport
+]
+"""Takes the seconds that there are, a seed, the number of threads and the optimizer."""
 
 
 def exact_report(
@@ -33,15 +35,29 @@ def exact_report(
     budget_s: float | None,
     seed: int,
     threads: int,
+    optimizer: str,
     show: ShowSearch | None,
 ) -> SearchReport:
     """The optimum of strategies without copies; or what chains found with copies, if that is faster."""
-    chains = mcmc(graph, machine, costs, budget=Budget(budget_s, EXACT_PROPOSALS), seed=seed, threads=threads)
+    budget = Budget(budget_s, EXACT_PROPOSALS)
+    chains = mcmc(graph, machine, costs, budget=budget, seed=seed, threads=threads, optimizer=optimizer)
+    if chains.stop is StopReason.INTERRUPTED:
+        return replace(chains, method="exact")
     start = chains.strategy if is_in_space(chains.strategy) else None
     left_s = None if budget_s is None else max(0.0, budget_s - chains.elapsed_s)
-    found = exact_search(
-        graph, machine, costs, budget_s=left_s, start=start, threads=threads, progress=_progress(show)
-    )
+    try:
+        found = exact_search(
+            graph,
+            machine,
+            costs,
+            budget_s=left_s,
+            start=start,
+            threads=threads,
+            optimizer=optimizer,
+            progress=_progress(show),
+        )
+    except KeyboardInterrupt:  # before the tree has a strategy of its own
+        return replace(chains, method="exact", stop=StopReason.INTERRUPTED)
     elapsed_s = chains.elapsed_s + found.elapsed_s
     starts = (*chains.starts, _told("exact", found, found.stop))
     if start is None and chains.makespan_s < found.makespan_s and chains.fits:
@@ -69,6 +85,7 @@ def ranges_report(
     budget_s: float | None,
     seed: int,
     threads: int,
+    optimizer: str,
     show: ShowSearch | None,
 ) -> SearchReport:
     """The optimum of strategies on devices that follow each other. What bounds these bounds no others."""
@@ -80,6 +97,7 @@ def ranges_report(
         has_ranges=True,
         proposals=RANGES_PROPOSALS,
         threads=threads,
+        optimizer=optimizer,
         progress=_progress(show),
     )
     stop = StopReason.OPTIMAL_OF_RANGES if found.is_optimal else found.stop

@@ -23,6 +23,11 @@ class StopReason(StrEnum):
     OPTIMAL = "nothing better exists"
     OPTIMAL_WITHOUT_COPIES = "nothing better exists that has no copies of shards"
     OPTIMAL_OF_RANGES = "nothing better exists on devices that follow each other"
+    TOO_LARGE = "the best there is does not fit in memory"
+
+
+PROOFS = frozenset({StopReason.OPTIMAL, StopReason.OPTIMAL_WITHOUT_COPIES, StopReason.OPTIMAL_OF_RANGES})
+"""The reasons that say that the strategy which was found is the best of some."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from soapstone.errors import MachineError, StrategyError
 from soapstone.graph import Graph
 from soapstone.machine.checks import did_you_mean
 from soapstone.machine.cursor import Cursor
+from soapstone.machine.yamlfile import loaded
 from soapstone.ops.box import Interval
 from soapstone.strategy.blocks import blocks
 from soapstone.strategy.layout import layout
@@ -213,7 +214,7 @@ def read_strategy(path: Path, graph: Graph, named: Named) -> Strategy:
 def _document_in(path: Path) -> object:
     try:
         text = path.read_bytes().decode("utf-8")
-        document = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
+        document = json.loads(text) if path.suffix.lower() == ".json" else loaded(text)
     except OSError as error:
         raise StrategyError(
             f"{path}: the strategy file cannot be read ({error.strerror}); check the path."

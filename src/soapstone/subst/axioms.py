@@ -76,6 +76,13 @@ def _checked(axiom: Axiom, context: Context, timeout_ms: int) -> Verdict:
     return all_equal(left, right, timeout_ms)
 
 
+def numbered_dims(function: Function) -> frozenset[str]:
+    """The dims along which numbers of its attributes may say what happens where: at small sizes, all may be
+    beyond them, so that a check there says nothing of larger ones."""
+    applied = function.applied
+    return applied.op.places(applied.signature, applied.attrs) if function.attrs else frozenset()
+
+
 _SMALLER = {4: 2, 8: 4, 6: 2}
 
 
@@ -92,7 +99,7 @@ class Deriving:
     def axioms(self) -> Iterator[Axiom]:
         """All of them that pass their check."""
         for function in list(self.functions.values()):
-            for derive in DERIVATIONS:
+            for derive in OF_SOME_DIMS if numbered_dims(function) else DERIVATIONS:
                 for axiom in derive(self, function):
                     if axiom.left != axiom.right and check(axiom, function.context) == Proved():
                         yield replace(axiom, subject=(function.word, function.attrs))
@@ -114,8 +121,11 @@ def _domain(function: Function, *marked: tuple[Sequence[Var], Iterable[int]]) ->
 
 
 def _dims(function: Function) -> Iterator[tuple[str, tuple[tuple[int, int], ...]]]:
-    """The dims along which every operand that has them is indexed by them alone."""
+    """The dims along which every operand that has them is indexed by them alone, and no number says where."""
+    numbered = numbered_dims(function)
     for dim, places in function.places.items():
+        if dim in numbered:
+            continue
         shown = {
             operand
             for operand in range(len(function.samples))
@@ -220,8 +230,9 @@ def _linear(given: Deriving, function: Function) -> Iterator[Axiom]:
 
 
 def is_pointwise(function: Function) -> bool:
-    """Whether every element of the result depends on the same element of each operand."""
-    if function.applied.op.body is None:
+    """Whether every element of the result depends on the same element of each operand, and on that alone:
+    not on where it is."""
+    if function.applied.op.body is None or function.applied.op.body_knows_place:
         return False
     dims = function.plain(None)
     return None not in dims and all(function.plain(i) == dims for i in range(len(function.samples)))
@@ -443,3 +454,7 @@ DERIVATIONS: tuple[Callable[[Deriving, Function], Iterator[Axiom]], ...] = (
     _merged,
     _named,
 )
+
+OF_SOME_DIMS = (_parallel, _cuts, _sums, _linear)
+"""What is derived of a function some of whose dims are numbered: it is about the others, or about each
+element wherever it is."""

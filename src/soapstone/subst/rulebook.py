@@ -16,10 +16,11 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from soapstone.errors import RuleError
+from soapstone.errors import OpError, RuleError
 from soapstone.files import replace_text
 from soapstone.subst.layout import is_parallel
 from soapstone.subst.term import Rule, calls, parse_rule
+from soapstone.subst.words import check_words
 
 SHIPPED = Path(__file__).parent / "shipped"
 SUFFIX = ".rules"
@@ -112,7 +113,8 @@ def _entries(file: Path) -> Iterable[Entry]:
             continue
         try:
             rule, status = parse_rule(line)
-        except RuleError as error:
+            check_words(rule.left + rule.right)
+        except (OpError, RuleError) as error:
             raise RuleError(f"{file}, line {number}: {error}") from error
         yield Entry(rule, file.stem, status)
 

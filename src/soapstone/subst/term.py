@@ -147,7 +147,7 @@ def _value(text: str) -> Attr:
             return kind(text)
         except ValueError:
             continue
-    return {"True": True, "False": False, "None": None}.get(text, text)
+    return {"True": True, "true": True, "False": False, "false": False, "None": None}.get(text, text)
 
 
 _TOKEN = re.compile(r"\s*([A-Za-z_][A-Za-z_0-9.]*|\[[^\]]*\]|[(),])")

@@ -84,6 +84,12 @@ class _Provers:
         self.splits: dict[object, Refuted | None] = {}
 
     def verdict(self, rule: Rule) -> Verdict:
+        try:
+            return self._verdict(rule)
+        except OpError as error:  # at the sizes that were tried, an operator cannot be made
+            return Unknown(f"it cannot be written out: {error}")
+
+    def _verdict(self, rule: Rule) -> Verdict:
         found = _placed(rule)
         if isinstance(found, Objection):
             return Refuted(

@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from soapstone.errors import OpError, RuleError
+from soapstone.machine.checks import did_you_mean
 from soapstone.ops import Op, Shape, Signature, lookup
 from soapstone.ops.op import Attr
 from soapstone.subst.degree import Degree, product
 from soapstone.subst.layout import Layout, Objection, output_layouts
-from soapstone.subst.term import ANY, Call, Side, Term, Var, subterms
+from soapstone.subst.term import ANY, Call, Side, Term, Var, calls, subterms
 
 CUTS = frozenset({"head", "tail"})
 
@@ -135,6 +136,18 @@ _LOWERED = {
 def op_name(word: str) -> str:
     """The operator that a word becomes in a graph."""
     return _LOWERED.get(word, word)
+
+
+def check_words(side: Side) -> None:
+    """Raise OpError where a word is no operator, or has an attribute that its operator has not."""
+    for call in calls(side):
+        if call.word in ABBREVIATIONS or call.attrs == ANY:
+            continue
+        known = lookup(call.word).attrs
+        for name, _ in call.attrs:
+            if name not in known:
+                hint = did_you_mean(name, known) if known else "; leave it out"
+                raise OpError(f"'{call.word}' has no attribute '{name}'{hint}")
 
 
 def applied(call: Call, shapes: Sequence[Shape], context: Context) -> Applied:

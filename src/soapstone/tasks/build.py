@@ -453,20 +453,20 @@ class _Builder:
         keys: list[list[Key]] = []
         for number, move in enumerate(found.moves):
             keys.append(self._move((*base, number), move, move.elements * item_bytes, what))
-            self._between(keys[-1], move, ends, what)
+            self._between(keys[-1], move, ends)
         self.ledger.exchanged(found, sources, sinks, item_bytes, keys, ends)
 
-    def _between(self, keys: Sequence[Key], move: Move, ends: Ends, what: str) -> None:
+    def _between(self, keys: Sequence[Key], move: Move, ends: Ends) -> None:
         """The tasks of a move wait for those that give, and those that take for them."""
         before = {key for source, device in move.sources for key in ends.gives(source, device)}
         for key in keys:
             self._wait(key, before)
-        last = self._taken(keys, move, what)
+        last = self._taken(keys, move)
         for sink in move.sinks:
             for key in ends.takes(sink):
                 self._wait(key, last)
 
-    def _taken(self, keys: Sequence[Key], move: Move, what: str) -> Sequence[Key]:
+    def _taken(self, keys: Sequence[Key], move: Move) -> Sequence[Key]:
         """What those that take a move wait for: its tasks, or what messages take of devices after them."""
         if move.pattern is Pattern.ALL_REDUCE:
             return keys
@@ -479,7 +479,8 @@ class _Builder:
         for number, device in enumerate(taking, len(keys)):
             taken.append((*keys[0][:-1], number))
             duration_s = messages * device.kind.message_overhead_s
-            self._add(taken[-1], TaskKind.TAKE, f"{what} taken", device.name, duration_s)
+            name = f"{self.tasks[keys[0]].name} taken"
+            self._add(taken[-1], TaskKind.TAKE, name, device.name, duration_s)
             self._wait(taken[-1], keys)
         return taken or keys
 
@@ -490,7 +491,7 @@ class _Builder:
         size_bytes = sum(summed.size_bytes for summed in bucket)
         keys = self._move((*last.base, 0), last.found.moves[0], size_bytes, what)
         for summed in bucket:
-            self._between(keys, summed.found.moves[0], summed.ends, what)
+            self._between(keys, summed.found.moves[0], summed.ends)
             found = summed.found
             self.ledger.exchanged(found, found.sources, found.sinks, summed.item_bytes, [keys], summed.ends)
 
