@@ -75,7 +75,14 @@ def test_a_prediction_that_no_longer_holds_is_noted(
     changed.write_text(json.dumps(document), encoding="utf-8")
     code, _, err = soapstone("simulate", changed, "--json")
     assert code == 0
-    assert err.startswith(f"soapstone: note: {changed} predicts ")
+    assert err.startswith(f"soapstone: note: {changed} says ")
+    document["prediction"]["makespan_s"] /= 2
+    document["prediction"]["moved_bytes"] += 1
+    changed.write_text(json.dumps(document), encoding="utf-8")
+    code, _, err = soapstone("simulate", changed, "--json")
+    assert code == 0
+    moved = document["prediction"]["moved_bytes"]
+    assert f"says {moved:,} bytes over links, and simulating it gives {moved - 1:,}: " in err
 
 
 def test_tasks_and_trace_are_written(soapstone: Soapstone, plan_path: Path, tmp_path: Path) -> None:
@@ -130,7 +137,7 @@ def test_a_strategy_by_hand(soapstone: Soapstone, tmp_path: Path) -> None:
         ((*LENET, "-o", "no/such/folder/plan.json"), "no/such/folder/plan.json is not a place for a file"),
         ((*LENET, "--strategy", ""), "--strategy is empty"),
         ((*LENET, "-o", "same.json", "--tasks", "./same.json"), "same.json is named twice"),
-        ((*LENET, "--strategy", "far.yaml"), "far.yaml: block 'conv1' is placed on device 99"),
+        ((*LENET, "--strategy", "far.yaml"), "far.yaml: block 'conv2d_1' is placed on device 99"),
         ((*LENET, "--strategy", "twice.yaml"), "is given twice"),
         ((*LENET, "--strategy", "far.yaml", "-o", "far.yaml"), "far.yaml is what this command reads"),
     ],
@@ -143,7 +150,7 @@ def test_bad_input_ends_with_one_sentence(
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    far = "default: single_device\nplacements: {conv1: {devices: [99]}}\n"
+    far = "default: single_device\nplacements: {conv2d_1: {devices: [99]}}\n"
     (tmp_path / "far.yaml").write_text(far, encoding="utf-8")
     (tmp_path / "twice.yaml").write_text("default: single_device\n" * 2, encoding="utf-8")
     code, out, err = soapstone("simulate", *arguments)

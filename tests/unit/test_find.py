@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -16,6 +17,7 @@ from soapstone.search.baselines import applicable, baseline, data_parallel, sing
 from soapstone.search.exact import exact_search, lower_bound
 from soapstone.search.find import (
     BUCKETED,
+    OF_ALL,
     RESORTS,
     SEARCHES,
     SPARING,
@@ -28,6 +30,8 @@ from soapstone.search.find import (
 from soapstone.search.mcmc import Budget
 from soapstone.search.report import SearchReport, StopReason
 from soapstone.sim.outcome import bucketed_s
+from soapstone.strategy.blocks import blocks
+from soapstone.strategy.space import Space
 from soapstone.strategy.strategy import Strategy
 
 MACHINE = preset("p100:1x2")
@@ -83,6 +87,39 @@ def test_a_baseline_that_fits_takes_the_place_of_what_does_not() -> None:
     assert outcome.plan.search["fits"] is True
     assert outcome.plan.search["instead"] == outcome.instead
     assert outcome.plan.search["makespan_s"] == outcome.plan.prediction.makespan_s
+
+
+def test_of_few_strategies_the_fastest_that_fits_is_taken() -> None:
+    """Whatever the memory: what no other strategy of the space that fits is faster than. The proof of another
+    strategy is not claimed for it."""
+    graph = network()
+    spaces = {block.name: Space(graph, block, 2) for block in blocks(graph)}
+    everything = [
+        simulation(Strategy(graph, dict(zip(spaces, chosen, strict=True))), MACHINE).prediction
+        for chosen in product(*spaces.values())
+    ]
+    peaks = sorted({max(each.memory_bytes) for each in everything})
+    report = find(graph, MACHINE, AnalyticCosts(), replace(QUICK, search="exact"))
+    assert report.is_optimal
+    taken = []
+    for memory_bytes in peaks[:: max(1, len(peaks) // 6)]:
+        machine = holding(memory_bytes)
+        outcome = settled(report, machine, AnalyticCosts(), "net", replace(QUICK, search="exact"))
+        fitting = [each for each in everything if each.fits(machine)]
+        assert outcome.plan.prediction.fits(machine)
+        assert outcome.plan.prediction.makespan_s <= min(each.makespan_s for each in fitting)
+        assert outcome.report.is_optimal == (outcome.instead is None)
+        assert outcome.plan.search is not None
+        assert outcome.plan.search["is_optimal"] == (outcome.instead is None)
+        taken.append(outcome.instead)
+    assert OF_ALL in taken
+
+
+def test_weights_that_are_spread_are_a_resort() -> None:
+    graph = load("mlp", devices=4, tiny=True).captured().graph
+    four = preset("p100:1x4")
+    assert "zero" in RESORTS
+    assert baseline("zero", graph, four).checked(four)
 
 
 def test_a_second_search_takes_less_memory_than_any_baseline() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -16,6 +17,8 @@ from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import preset
 from soapstone.search.baselines import baseline
 from soapstone.search.exact import exact_search, lower_bound
+from soapstone.search.mcmc import Budget, mcmc
+from soapstone.search.proofs import exact_report
 from soapstone.search.report import StopReason
 from soapstone.strategy.placement import Placement
 from soapstone.strategy.space import random_strategy
@@ -87,6 +90,44 @@ def test_an_interrupt_ends_it_with_what_it_has() -> None:
     assert not result.is_optimal
     assert [count for _, _, count in seen] == sorted(count for _, _, count in seen)
     assert seen[-1][1] <= result.lower_bound_s <= result.makespan_s == seen[-1][0]
+
+
+def test_an_interrupt_of_the_first_chains_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that was given; or, by name, what the chains before have found."""
+    graph, machine = load("lenet", devices=2, tiny=True).captured().graph, preset("p100:1x2")
+    start = random_strategy(graph, 2, Random(0))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("soapstone.search.exact._annealed", interrupted)
+    result = exact_search(graph, machine, COSTS, start=start)
+    assert result.stop is StopReason.INTERRUPTED
+    assert result.strategy.placements == start.placements
+    assert 0 < result.lower_bound_s <= result.makespan_s
+    with pytest.raises(KeyboardInterrupt):
+        exact_search(graph, machine, COSTS)
+    report = exact_report(graph, machine, COSTS, None, 0, 1, "momentum", None)
+    assert (report.method, report.stop) == ("exact", StopReason.INTERRUPTED)
+    assert report.makespan_s <= native_tasks(start, machine, COSTS).simulated()[2]
+
+
+def test_chains_that_were_interrupted_are_not_followed_by_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, machine = load("lenet", devices=2, tiny=True).captured().graph, preset("p100:1x2")
+    ended = replace(
+        mcmc(graph, machine, COSTS, budget=Budget(None, 50), threads=1), stop=StopReason.INTERRUPTED
+    )
+    monkeypatch.setattr("soapstone.search.proofs.mcmc", lambda *_, **__: ended)
+    monkeypatch.setattr("soapstone.search.proofs.exact_search", None)
+    report = exact_report(graph, machine, COSTS, None, 0, 1, "momentum", None)
+    assert report == replace(ended, method="exact")
+
+
+def test_a_budget_holds_for_the_first_chains_too() -> None:
+    """One short chain at most, of the eight that there would be."""
+    graph, machine = load("lenet", devices=2, tiny=True).captured().graph, preset("p100:1x2")
+    result = exact_search(graph, machine, COSTS, budget_s=0.0, proposals=10**9)
+    assert result.stop is StopReason.BUDGET
 
 
 def test_a_start_with_copies_is_refused() -> None:

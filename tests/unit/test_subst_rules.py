@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from soapstone.subst.axioms import NAMED, Axiom, check
 from soapstone.subst.checking import refutation
 from soapstone.subst.layout import Objection
 from soapstone.subst.proving import TIMEOUT_MS, Prover
-from soapstone.subst.rulebook import shipped
+from soapstone.subst.rulebook import read, shipped
 from soapstone.subst.sizes import shapes_for, varied
 from soapstone.subst.term import Rule, parse_rule, parse_side
 from soapstone.subst.verifying import _placed, _Provers, judge, usual_functions
@@ -120,6 +121,53 @@ def test_a_planted_wrong_rule_is_refuted_with_a_reason(text: str) -> None:
     found = verdict(text)
     assert isinstance(found, Refuted)
     assert found.counterexample
+
+
+WRONG_FAR_OUT = [
+    # true of small tensors, where a number of an attribute is beyond every element
+    "x:[1 1] | triu[diagonal=-100](x) | x",
+    "x:[1 1] | tril[diagonal=100](x) | x",
+    "x:[1 1] | triu[diagonal=-9](x) | triu[diagonal=-10](x)",
+    "x:[1 1] y:[1 1] | triu[diagonal=100](x) | triu[diagonal=100](y)",
+    "x:[1 1] | transpose(triu[diagonal=100](x)) | triu[diagonal=100](transpose(x))",
+    "x:[1 1] y:[1 1] | triu[diagonal=100](concat[dim=0](x, y)) | "
+    "concat[dim=0](triu[diagonal=100](x), triu[diagonal=100](y))",
+    "x:[1 1] | triu[diagonal=100](head[dim=0](x)) | head[dim=0](triu[diagonal=100](x))",
+    "x:[1 1] | roll[shifts=(48), dims=(0)](x) | x",
+    "x:[1 1] | roll[shifts=(48), dims=(0)](head[dim=0](x)) | head[dim=0](roll[shifts=(48), dims=(0)](x))",
+]
+
+
+@pytest.mark.parametrize("text", WRONG_FAR_OUT)
+def test_what_holds_of_small_tensors_alone_is_not_proved(text: str) -> None:
+    assert verdict(text) != Proved()
+
+
+def test_what_holds_wherever_an_element_is_is_proved() -> None:
+    text = "x:[1 1] y:[1 1] | triu[diagonal=3](add(x, y)) | add(triu[diagonal=3](x), triu[diagonal=3](y))"
+    assert verdict(text) == Proved()
+
+
+def test_a_rule_that_cannot_be_written_out_is_unknown_and_the_next_is_judged() -> None:
+    texts = ["x:[1 1] | slice[dim=0, start=0, end=4](x) | x", "x:[1 1] | relu(relu(x)) | relu(x)"]
+    odd, plain = (each.verdict for each in judge(map(rule, texts)))
+    assert isinstance(odd, Unknown)
+    assert plain == Proved()
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("a | x:[1 1] | relu[slope=3](x) | x", "line 2: 'relu' has no attribute 'slope'"),
+        ("a | x:[1 1] | reluu(x) | x", "line 2: there is no operator 'reluu'"),
+    ],
+)
+def test_words_of_a_book_are_checked_where_they_stand(line: str, sentence: str, tmp_path: Path) -> None:
+    book = tmp_path / "mine.rules"
+    book.write_text(f"# mine\n{line} | proved\n", encoding="utf-8")
+    with pytest.raises(RuleError) as raised:
+        read(book)
+    assert f"{book}, {sentence}" in str(raised.value)
 
 
 @pytest.mark.parametrize("text", WRONG)
