@@ -115,6 +115,19 @@ def test_of_few_strategies_the_fastest_that_fits_is_taken() -> None:
     assert OF_ALL in taken
 
 
+@pytest.mark.parametrize("name", ["mcmc", "auto", "unity"])
+def test_of_few_strategies_the_best_is_found_by_the_shortest_search(name: str) -> None:
+    graph = network()
+    spaces = {block.name: Space(graph, block, 2) for block in blocks(graph)}
+    least_s = min(
+        simulation(Strategy(graph, dict(zip(spaces, chosen, strict=True))), MACHINE).timeline.makespan_s
+        for chosen in product(*spaces.values())
+    )
+    for seed in range(3):
+        options = Options(search=name, budget=Budget(None, 1), threads=1, seed=seed)
+        assert find(graph, MACHINE, AnalyticCosts(), options).makespan_s <= least_s
+
+
 def test_weights_that_are_spread_are_a_resort() -> None:
     graph = load("mlp", devices=4, tiny=True).captured().graph
     four = preset("p100:1x4")

@@ -41,9 +41,12 @@ from soapstone.tasks.flat import native_tasks
 RESORTS = ("data_parallel", "optcnn", *EXPERTS, "pipeline", "model_parallel", "zero")
 """The baselines that are tried when what was found does not fit in memory."""
 
-FEW_STRATEGIES = 2_000
-"""[choice] Where there are no more strategies than this, all of them are tried when what was found does not
-fit in memory."""
+FEW_STRATEGIES = 1_000
+"""[choice] Where there are no more strategies than this, all of them are tried after a search, and again when
+what was found does not fit in memory: well under a second."""
+
+AS_THEY_ARE = ("mcmc-paper", "pipeline", "exact", "exact-ranges")
+"""The searches after which that is not done: who asks for one of these asks for it alone."""
 
 SPARING = "what a search with less memory found"
 """What the second search is called where its strategy is taken."""
@@ -260,7 +263,18 @@ def find(
     # What bounds strategies of whole batches does not bound those of micro-batches.
     if report.lower_bound_s is None and report.strategy.pipeline is None:
         report = replace(report, lower_bound_s=lower_bound(report.strategy.graph, machine, costs).seconds)
-    return report
+    return report if options.search in AS_THEY_ARE else _or_the_best_of_all(report, machine, costs)
+
+
+def _or_the_best_of_all(report: SearchReport, machine: Machine, costs: AnalyticCosts) -> SearchReport:
+    """What was found, or what is faster, where there are so few strategies that all of them can be tried."""
+    found = report.strategy
+    few = None if found.pipeline is not None else _all_strategies(found.graph, machine)
+    if few is None or report.stop is StopReason.INTERRUPTED:
+        return report
+    best = min(few, key=lambda strategy: _seconds(strategy, machine, costs))
+    best_s = _seconds(best, machine, costs)
+    return replace(report, strategy=best, makespan_s=best_s) if best_s < report.makespan_s else report
 
 
 def _for_search(options: Options, shards: int) -> Budget:
@@ -461,7 +475,8 @@ def _fastest_first(
 ) -> Iterator[tuple[str, Strategy]]:
     """Named strategies, the fastest first."""
 
-    def seconds(item: tuple[str, Strategy]) -> float:
-        return native_tasks(item[1], machine, costs).simulated()[2]
+    return iter(sorted(found, key=lambda item: _seconds(item[1], machine, costs)))
 
-    return iter(sorted(found, key=seconds))
+
+def _seconds(strategy: Strategy, machine: Machine, costs: AnalyticCosts) -> float:
+    return native_tasks(strategy, machine, costs).simulated()[2]
