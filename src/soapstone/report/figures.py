@@ -17,6 +17,9 @@ from soapstone.sim.outcome import Outcome
 ALIKE = 0.005
 """[choice] Two quantities whose ratio is closer to 1 than this are called equal."""
 
+ROUNDING = 1e-9
+"""[choice] A difference of times that is a smaller part of them is that of adding up in another order."""
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -58,7 +61,8 @@ class Figures:
     @property
     def waiting_s(self) -> float:
         """How long a device waits on average, for data, for gradient sums, or for the others to end."""
-        return self.makespan_s - self.mean_busy_s
+        waiting_s = self.makespan_s - self.mean_busy_s
+        return waiting_s if waiting_s > ROUNDING * self.makespan_s else 0.0
 
 
 def figures(found: Outcome) -> Figures:

@@ -46,7 +46,8 @@ FEW_STRATEGIES = 1_000
 what was found does not fit in memory: well under a second."""
 
 AS_THEY_ARE = ("mcmc-paper", "pipeline", "exact", "exact-ranges")
-"""The searches after which that is not done: who asks for one of these asks for it alone."""
+"""The searches after which that is not done: who asks for one of these asks for it alone. Nor is it where a
+slower strategy is wanted for less traffic."""
 
 SPARING = "what a search with less memory found"
 """What the second search is called where its strategy is taken."""
@@ -263,18 +264,26 @@ def find(
     # What bounds strategies of whole batches does not bound those of micro-batches.
     if report.lower_bound_s is None and report.strategy.pipeline is None:
         report = replace(report, lower_bound_s=lower_bound(report.strategy.graph, machine, costs).seconds)
-    return report if options.search in AS_THEY_ARE else _or_the_best_of_all(report, machine, costs)
+    is_asked_for = options.search in AS_THEY_ARE or options.slack > 0
+    return report if is_asked_for else _or_the_best_of_all(report, machine, costs, options.optimizer)
 
 
-def _or_the_best_of_all(report: SearchReport, machine: Machine, costs: AnalyticCosts) -> SearchReport:
-    """What was found, or what is faster, where there are so few strategies that all of them can be tried."""
+def _or_the_best_of_all(
+    report: SearchReport, machine: Machine, costs: AnalyticCosts, optimizer: str
+) -> SearchReport:
+    """What was found, or what is faster and fits in memory, where there are so few strategies that all can be
+    tried."""
     found = report.strategy
     few = None if found.pipeline is not None else _all_strategies(found.graph, machine)
     if few is None or report.stop is StopReason.INTERRUPTED:
         return report
-    best = min(few, key=lambda strategy: _seconds(strategy, machine, costs))
-    best_s = _seconds(best, machine, costs)
-    return replace(report, strategy=best, makespan_s=best_s) if best_s < report.makespan_s else report
+    seconds = [(_seconds(strategy, machine, costs), number) for number, strategy in enumerate(few)]
+    for best_s, number in sorted(seconds):
+        if best_s >= report.makespan_s:
+            break
+        if predicted(few[number], machine, costs, optimizer).fits(machine):
+            return replace(report, strategy=few[number], makespan_s=best_s)
+    return report
 
 
 def _for_search(options: Options, shards: int) -> Budget:
