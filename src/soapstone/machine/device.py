@@ -21,8 +21,8 @@ DTYPES = ("f64", "f32", "tf32", "bf16", "f16", "f8")
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """A sort of device. Equal kinds have equal names and figures. `message_overhead_s` is what a message from
-    another device takes of the device's own time, at whichever end."""
+    """A sort of device. Equal kinds have equal names and figures. `message_overhead_s` is what a message
+    takes of the devices at its two ends, all of which the one that it comes to has to do."""
 
     name: str
     memory_bytes: int

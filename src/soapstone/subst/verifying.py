@@ -27,6 +27,10 @@ _SMALL = 64
 """Splits are proved where an operator has at most so many points: more take long and show nothing more."""
 
 
+_FAILURES = (OpError, ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
+"""What operators may say to attributes that a person made up: numbers that fit no size, words for numbers."""
+
+
 @dataclass(frozen=True)
 class Judged:
     """A rule and the verdict on it."""
@@ -86,8 +90,8 @@ class _Provers:
     def verdict(self, rule: Rule) -> Verdict:
         try:
             return self._verdict(rule)
-        except OpError as error:  # at the sizes that were tried, an operator cannot be made
-            return Unknown(f"it cannot be written out: {error}")
+        except _FAILURES as error:
+            return Unknown(f"it cannot be written out: {str(error) or 'an attribute is of the wrong kind'}")
 
     def _verdict(self, rule: Rule) -> Verdict:
         found = _placed(rule)

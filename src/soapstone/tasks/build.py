@@ -472,9 +472,8 @@ class _Builder:
             return keys
         messages = len(move.devices) - 1
         at = move.devices[1:] if move.pattern is Pattern.TRANSFER else move.devices
-        taking = [
-            device for device in map(self.machine.devices.__getitem__, at) if device.kind.message_overhead_s
-        ]
+        devices = [self.machine.devices[number] for number in at]
+        taking = [device for device in devices if device.kind.message_overhead_s]
         taken: list[Key] = []
         for number, device in enumerate(taking, len(keys)):
             taken.append((*keys[0][:-1], number))
