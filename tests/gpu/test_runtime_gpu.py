@@ -29,7 +29,7 @@ from oracles.training import (
 )
 
 from soapstone.machine import preset
-from soapstone.runtime.replay import WARM_UP
+from soapstone.runtime.replay import WARM_UP, Replay
 from soapstone.runtime.slices import CONTROL, sliced
 from soapstone.runtime.trainer import Trainer
 from soapstone.strategy.space import random_strategy
@@ -84,6 +84,25 @@ def test_what_cannot_be_recorded_goes_on_unrecorded() -> None:
     assert after == pytest.approx([launched.step(batch) for batch in batches], rel=1e-6)
     assert replay.refusal is not None
     assert not replay.is_recorded
+
+
+def test_random_numbers_go_on_after_what_cannot_be_recorded() -> None:
+    """From where they were: what a recording that fails would have drawn was never drawn."""
+    parameter = torch.nn.Parameter(torch.zeros(1, device="cuda"))
+
+    def drawing() -> None:
+        torch.rand(3, device="cuda").sum().item()
+
+    replay = Replay(drawing, lambda: None, [parameter], torch.device("cuda"))
+    for _ in range(WARM_UP):
+        replay()
+    torch.cuda.manual_seed(7)
+    replay()
+    assert replay.refusal is not None
+    drawn = torch.rand(4, device="cuda")
+    torch.cuda.manual_seed(7)
+    torch.rand(3, device="cuda")
+    assert torch.equal(drawn, torch.rand(4, device="cuda"))
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["in turns", "on slices"])

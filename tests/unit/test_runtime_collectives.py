@@ -16,7 +16,7 @@ from soapstone.machine import preset
 from soapstone.plans import simulation
 from soapstone.runtime.actions import Exchanged
 from soapstone.runtime.collectives import USED, chosen
-from soapstone.runtime.linking import Links, placed_blocks
+from soapstone.runtime.linking import Links
 from soapstone.runtime.listing import listed
 from soapstone.runtime.trainer import Options
 from soapstone.runtime.weights import Weights
@@ -24,6 +24,7 @@ from soapstone.strategy.layout import layouts
 from soapstone.strategy.placement import placed
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.exchange import Pattern
+from soapstone.tasks.placed import placed_blocks
 
 STEPS = 3
 COLLECTIVES = tuple(pattern for pattern in Pattern if pattern is not Pattern.TRANSFER)

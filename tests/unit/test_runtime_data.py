@@ -18,7 +18,6 @@ from oracles.training import named_tensors as named_of
 from soapstone.errors import TrainingError
 from soapstone.machine import preset
 from soapstone.plans import Plan, simulation
-from soapstone.runtime.linking import placed_blocks
 from soapstone.runtime.rows import rows_of
 from soapstone.runtime.run import state_of
 from soapstone.runtime.sources import batches_of
@@ -27,6 +26,7 @@ from soapstone.runtime.wire import Wire
 from soapstone.search.baselines import data_parallel, single_device
 from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.placed import placed_blocks
 
 STEPS = 3
 SAMPLES = 4

@@ -13,11 +13,10 @@ from soapstone.graph import Graph
 from soapstone.machine import preset
 from soapstone.plans import simulation
 from soapstone.runtime.deferring import deferred
-from soapstone.runtime.linking import placed_blocks
 from soapstone.search.baselines import data_parallel
 from soapstone.strategy.placement import Placement
 from soapstone.strategy.strategy import Strategy
-from soapstone.tasks.placed import SEAM
+from soapstone.tasks.placed import SEAM, placed_blocks
 
 MACHINE = preset("cpu:1x2")
 

@@ -24,7 +24,7 @@ from soapstone.plans import Plan, planned, simulation
 from soapstone.runtime.actions import Exchanged
 from soapstone.runtime.as_run import as_run, backward_regions
 from soapstone.runtime.collectives import USED, chosen
-from soapstone.runtime.linking import Links, placed_blocks
+from soapstone.runtime.linking import Links
 from soapstone.runtime.listing import listed
 from soapstone.runtime.order import execution_order
 from soapstone.runtime.ports import Inbox
@@ -36,7 +36,7 @@ from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.exchange import Pattern
-from soapstone.tasks.placed import WEIGHT
+from soapstone.tasks.placed import WEIGHT, placed_blocks
 from soapstone.tasks.task import COMPUTE_KINDS, TaskKind
 from soapstone.validation.calibrating import Calibration, calibrated
 from soapstone.validation.comparing import Compared, accounts, kendall_tau, summary

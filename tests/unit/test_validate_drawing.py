@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 from random import Random
 
@@ -71,9 +72,9 @@ def test_what_is_found_is_the_best_by_its_prediction(graph: Graph) -> None:
     slow, swift = AnalyticCosts(most_flops=0.006, most_bandwidth=0.0091), AnalyticCosts(60.0, 91.0)
     tried: list[Strategy] = []
 
-    def none_before_the_second(strategy: Strategy) -> float:
-        tried.append(strategy)
-        return 0.5 if len(tried) == 2 else 1.0
+    def none_before_the_second(strategies: Sequence[Strategy]) -> list[float]:
+        tried.extend(strategies)
+        return [0.5 if i == 1 else 1.0 for i in range(len(strategies))]
 
     anew = found_anew(found, graph, MACHINE, [swift, slow], seed=3, predicted=none_before_the_second)
     by_slow = found_anew(found, graph, MACHINE, [slow], seed=3)
@@ -81,8 +82,8 @@ def test_what_is_found_is_the_best_by_its_prediction(graph: Graph) -> None:
     usual = next(each for each in found if each.name == "data_parallel")
     assert usual.strategy in tried
 
-    def data_parallel_first(strategy: Strategy) -> float:
-        return float(strategy.placements != usual.strategy.placements)
+    def data_parallel_first(strategies: Sequence[Strategy]) -> list[float]:
+        return [float(each.placements != usual.strategy.placements) for each in strategies]
 
     anew = found_anew(found, graph, MACHINE, [swift, slow], seed=3, predicted=data_parallel_first)
     assert [each.name for each in anew] == [BEFORE if each.name == FOUND else each.name for each in found]

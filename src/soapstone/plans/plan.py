@@ -21,7 +21,8 @@ from soapstone.sim.memory import STATES_PER_WEIGHT, DeviceMemory, peak_memory
 from soapstone.sim.outcome import peaks
 from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.strategy import Strategy
-from soapstone.tasks.build import Costs, task_graph
+from soapstone.tasks.build import task_graph
+from soapstone.tasks.passes import Costs
 from soapstone.tasks.task import TaskGraph
 
 COSTS = ("analytic", "measured")

@@ -19,7 +19,7 @@ import torch
 from soapstone.graph import Graph, Role
 from soapstone.runtime.collectives import USED, Chosen, chosen
 from soapstone.runtime.deferring import deferred
-from soapstone.runtime.linking import Links, placed_blocks
+from soapstone.runtime.linking import Links
 from soapstone.runtime.listing import listed
 from soapstone.runtime.order import execution_order
 from soapstone.runtime.regions import found_regions
@@ -35,6 +35,7 @@ from soapstone.tasks.placed import (
     UPDATE,
     WEIGHT,
     Placed,
+    placed_blocks,
 )
 from soapstone.tasks.task import COMPUTE_KINDS, Key, Task, TaskGraph, TaskKind
 

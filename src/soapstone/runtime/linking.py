@@ -29,7 +29,7 @@ from soapstone.runtime.ports import Arrival, Departure, Inbox, Outlet, Port
 from soapstone.runtime.seams import Statistics, StatisticsDeparture
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.exchange import Exchange, Pattern
-from soapstone.tasks.placed import BACKWARD, FORWARD, SEAM, VALUE, Placed, placed_block
+from soapstone.tasks.placed import BACKWARD, FORWARD, SEAM, VALUE, Placed, placed_blocks, readers_of
 from soapstone.tasks.segments import Seam
 from soapstone.tasks.task import Key, TaskGraph
 
@@ -37,11 +37,6 @@ Where = tuple[int, int, int]
 """A copy of a shard: block, shard, copy."""
 Task = tuple[Where, int]
 """A compute task of this rank, forward or backward: a copy of a shard, and a segment."""
-
-
-def placed_blocks(strategy: Strategy) -> list[Placed]:
-    """The blocks of a strategy with all that follows from their placements."""
-    return [placed_block(strategy, number) for number in range(len(strategy.blocks))]
 
 
 @dataclass
@@ -70,6 +65,7 @@ class Links:
         self.deferred = deferred
         self.tasks, self.rank, self.place, self.collectives = tasks, rank, place, collectives
         self.blocks = placed_blocks(strategy)
+        self.readers = readers_of(self.blocks)
         self.home = {name: p for p in self.blocks for name in p.block.writes}
         self.local: list[Where] = [
             (p.number, shard, copy)
@@ -175,11 +171,9 @@ class Links:
     def _gradient(self, name: str, writer: Placed, key: Key, exchange: Exchange) -> None:
         givers = [
             (placed, n, i, shards)
-            for placed in self.blocks
+            for placed, n, i in self.readers.get(name, ())
             if name not in placed.block.writes
-            for n, node in enumerate(placed.block.nodes)
-            for i, operand in enumerate(node.operands)
-            if operand == name and any(made in self.graph.differentiable for made in node.outputs)
+            if any(made in self.graph.differentiable for made in placed.block.nodes[n].outputs)
             for shards in placed.layout.alike(n)
             if placed.layout.reads(n, i)[shards[0]] is not None
         ]

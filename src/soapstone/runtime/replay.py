@@ -69,18 +69,29 @@ class Replay:
     def _record(self) -> None:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
+        drawn = torch.cuda.get_rng_state(self._device)
         try:
             with torch.cuda.graph(graph, stream=self._stream):
                 self._walk()
         except RuntimeError as error:
             self.refusal = next(iter(str(error).splitlines()), type(error).__name__)
             log.info("steps are not replayed: %s", self.refusal)
+            _take_back_generator(self._device, drawn)
             self._forget()
             for parameter in self._parameters:
                 parameter.grad = None
             return
         self._graph = graph
         self._gradients = [(p, p.grad) for p in self._parameters if p.grad is not None]
+
+
+def _take_back_generator(device: torch.device, drawn: Tensor) -> None:
+    """Random numbers go on from a state: after a recording that failed, torch's generator goes on to wait
+    for its end, and refuses to draw."""
+    fresh = torch.Generator(device)
+    fresh.set_state(drawn)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.default_generators[index].graphsafe_set_state(fresh)
 
 
 def mark(device: torch.device) -> torch.cuda.Event | None:

@@ -13,7 +13,7 @@ from soapstone.runtime.collectives import USED, chosen
 from soapstone.runtime.deferring import deferred
 from soapstone.runtime.executor import Executor
 from soapstone.runtime.inputs import FreeValues
-from soapstone.runtime.linking import Links, placed_blocks
+from soapstone.runtime.linking import Links
 from soapstone.runtime.order import execution_order
 from soapstone.runtime.program import Program
 from soapstone.runtime.rows import rows_of
@@ -22,6 +22,7 @@ from soapstone.runtime.wire import Wire
 from soapstone.sim.reference import Timeline
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.exchange import Pattern
+from soapstone.tasks.placed import placed_blocks
 from soapstone.tasks.task import TaskGraph
 
 

@@ -26,31 +26,30 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise, product
-from typing import Protocol
 
 from soapstone.cost.analytic import collective_s, transfer_s
-from soapstone.cost.work import Work, work_of
 from soapstone.graph import ITEM_BYTES, Graph, Role
-from soapstone.machine import DeviceKind, Machine
-from soapstone.ops.box import Box, Interval, contains, intersection, shape_of, volume
+from soapstone.machine import Machine
+from soapstone.ops.box import Box, Interval, contains, intersection, volume
 from soapstone.strategy.blocks import free_values
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.buckets import shelves
 from soapstone.tasks.buffers import Ends, Ledger, Slot, nothing
 from soapstone.tasks.exchange import Exchange, Move, Pattern, Sink, Source, exchange
-from soapstone.tasks.placed import BACKWARD, FORWARD, SEAM, UPDATE, VALUE, WEIGHT, Placed, placed_block
+from soapstone.tasks.passes import Costs, Passes, Works
+from soapstone.tasks.placed import (
+    BACKWARD,
+    FORWARD,
+    SEAM,
+    UPDATE,
+    VALUE,
+    WEIGHT,
+    Placed,
+    placed_blocks,
+    readers_of,
+)
 from soapstone.tasks.segments import Seam
 from soapstone.tasks.task import BufferKind, Key, Task, TaskGraph, TaskKind
-
-
-class Costs(Protocol):
-    """How long compute takes. `cost.analytic` is one; measured costs are another."""
-
-    def compute_s(self, work: Work, kind: DeviceKind) -> float:
-        """A node's shard on a device."""
-
-    def update_s(self, size_bytes: int, kind: DeviceKind) -> float:
-        """Updating this much of a weight."""
 
 
 def task_graph(strategy: Strategy, machine: Machine, costs: Costs, *, in_buckets: bool = False) -> TaskGraph:
@@ -87,8 +86,9 @@ class _Builder:
         self.shelves = shelves(strategy.graph) if in_buckets else None
         self.buckets: dict[tuple[int, tuple[int, ...]], list[_Summed]] = {}
         self.free = free_values(strategy.graph)
-        self.placed = [placed_block(strategy, number) for number in range(len(strategy.blocks))]
+        self.placed = placed_blocks(strategy)
         self.home = {name: p for p in self.placed for name in p.block.writes}
+        self.readers = readers_of(self.placed)
         self.needs_backward = {
             p.number: any(name in self.graph.differentiable for name in p.block.writes) for p in self.placed
         }
@@ -96,7 +96,7 @@ class _Builder:
         self.after: dict[Key, set[Key]] = {}
         self.exchanges: dict[Key, Exchange] = {}
         self.ledger = Ledger(self.graph)
-        self.seconds: dict[tuple[object, ...], float | None] = {}
+        self.passes = Passes(Works(self.graph), costs)
 
     def built(self) -> TaskGraph:
         for placed in self.placed:
@@ -176,28 +176,11 @@ class _Builder:
         self, placed: Placed, segment: int, shard: int, copy: int, device: int, *, backward: bool
     ) -> None:
         kind = self.machine.devices[device].kind
-        duration_s = 0.0
-        for part in placed.segments.parts[segment]:
-            seconds = self._compute_s(placed, part.node, shard, kind, backward=backward)
-            if seconds is not None:
-                duration_s += part.share * seconds
+        duration_s = self.passes.duration_s(placed, segment, shard, kind, backward=backward)
         key = (placed.backward if backward else placed.forward)(segment, shard, copy)
         which = TaskKind.BACKWARD if backward else TaskKind.FORWARD
         name = placed.name_of(shard, copy, segment)
         self._add(key, which, f"{name} {which}", self.machine.devices[device].name, duration_s)
-
-    def _compute_s(
-        self, placed: Placed, node: int, shard: int, kind: DeviceKind, *, backward: bool
-    ) -> float | None:
-        """The time of a node's shard, worked out once for all shards of one size."""
-        made, box = placed.block.nodes[node], placed.layout.boxes[node][shard]
-        reads = [placed.layout.reads(node, i)[shard] for i in range(len(made.operands))]
-        shapes = tuple(None if read is None else shape_of(read) for read in reads)
-        key = (made.name, backward, kind.name, tuple(i.length for i in box.values()), shapes)
-        if key not in self.seconds:
-            work = work_of(self.graph, made, box, backward=backward)
-            self.seconds[key] = None if work is None else self.costs.compute_s(work, kind)
-        return self.seconds[key]
 
     def _seam(self, placed: Placed, segment: int, number: int, seam: Seam, *, backward: bool) -> None:
         """What shards of a block tell each other after a segment; its gradient on the way back."""
@@ -237,12 +220,7 @@ class _Builder:
     def _value(self, number: int, name: str) -> None:
         """What other blocks read of a value, and its gradient on the way back."""
         readers = [
-            (placed, n, i)
-            for placed in self.placed
-            if name not in placed.block.writes
-            for n, node in enumerate(placed.block.nodes)
-            for i, operand in enumerate(node.operands)
-            if operand == name
+            (placed, n, i) for placed, n, i in self.readers.get(name, ()) if name not in placed.block.writes
         ]
         if not readers:
             return
@@ -383,10 +361,7 @@ class _Builder:
         """The gradients of a weight summed among its holders, and its updates."""
         read = [
             (placed, placed.segments.reads_in[n], shards, box)
-            for placed in self.placed
-            for n, node in enumerate(placed.block.nodes)
-            for i, operand in enumerate(node.operands)
-            if operand == name
+            for placed, n, i in self.readers[name]
             for shards, box in self._gradients(placed, n, i)
         ]
         if not read or name not in self.graph.differentiable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from soapstone.strategy.blocks import Block
@@ -75,3 +75,19 @@ def placed_block(strategy: Strategy, number: int) -> Placed:
     return Placed(
         number, len(strategy.blocks), block, layout, placement, segmented(layout, placement, own), own
     )
+
+
+def placed_blocks(strategy: Strategy) -> list[Placed]:
+    """The blocks of a strategy with all that follows from their placements."""
+    return [placed_block(strategy, number) for number in range(len(strategy.blocks))]
+
+
+def readers_of(blocks: Iterable[Placed]) -> Mapping[str, Sequence[tuple[Placed, int, int]]]:
+    """For each value the operands that it is: a block, the number of its node, and of the node's operand."""
+    found: dict[str, list[tuple[Placed, int, int]]] = {}
+    for placed in blocks:
+        for n, node in enumerate(placed.block.nodes):
+            for i, operand in enumerate(node.operands):
+                if isinstance(operand, str):
+                    found.setdefault(operand, []).append((placed, n, i))
+    return found

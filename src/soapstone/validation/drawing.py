@@ -26,8 +26,8 @@ PROPOSALS = 2000
 FOUND, BEFORE = "found", "found before measuring"
 """The names of what a search finds, and of what one has found by costs that were not measured here."""
 
-Predicted = Callable[[Strategy], float]
-"""What a step is said to take by all that was measured, of which a search knows a part."""
+Predicted = Callable[[Sequence[Strategy]], Sequence[float]]
+"""What a step of each is said to take by all that was measured, of which a search knows a part."""
 
 CHANGED_SHARE = 0.15
 """[choice] The part of its blocks that a changed baseline has placed at random, at least one."""
@@ -86,7 +86,9 @@ def found_anew(
     known = [each for each in found if each.name in names]
     best, *more = [_searched(graph, machine, own, seed, known) for own in costs]
     if predicted is not None:
-        best = min([best, *more, *(each.strategy for each in known)], key=predicted)
+        tried = [best, *more, *(each.strategy for each in known)]
+        times_s = predicted(tried)
+        best = tried[min(range(len(tried)), key=times_s.__getitem__)]
     others = [each for each in found if each.name != FOUND]
     if any(best.placements == each.strategy.placements for each in others):
         return [Drawn(BEFORE, each.strategy) if each.name == FOUND else each for each in found]

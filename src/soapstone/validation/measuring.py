@@ -4,6 +4,7 @@ and by all of that, the strategy that is best to run.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from time import monotonic
@@ -19,7 +20,8 @@ from soapstone.cost.profile import Profile
 from soapstone.cost.profiler import Profiler, device_at_hand, prepare
 from soapstone.graph import Graph
 from soapstone.machine import Machine
-from soapstone.plans import Plan, planned, simulation
+from soapstone.plans import Plan, planned
+from soapstone.plans import predicted as planner_says
 from soapstone.runtime.profiling import measured_at_once, shared_profile
 from soapstone.runtime.wire import Wire
 from soapstone.strategy.strategy import Strategy
@@ -98,10 +100,13 @@ class Measuring:
         machine, costs, wire = self._machine, self.costs, self._wire
         half = eased(self._profile, crowding, wire.size // 2) if wire.size > 1 else self._profile
 
-        def predicted(strategy: Strategy) -> float:
-            plan = run_plan(Drawn(FOUND, strategy), machine, costs)
-            (parts,) = predicted_parts([plan], costs, crowding, traffic, wire)
-            return parts.makespan_s(CAUTIOUS)
+        def predicted(strategies: Sequence[Strategy]) -> list[float]:
+            own = strategies[wire.rank :: wire.size]
+            plans = [run_plan(Drawn(FOUND, each), machine, costs) for each in own]
+            parts = predicted_parts(plans, costs, crowding, traffic, wire)
+            said = wire.told_by_all(json.dumps([each.makespan_s(CAUTIOUS) for each in parts]), "predictions")
+            told = [json.loads(text) for text in said]
+            return [told[i % wire.size][i // wire.size] for i in range(len(strategies))]
 
         tried = [costs, MeasuredCosts(profiles={self._kind.name: half})]
         anew = found_anew(found, graph, machine, tried, seed, predicted)
@@ -133,8 +138,9 @@ def predicted_parts(
     plans: Sequence[Plan], costs: AnalyticCosts, crowding: Crowding, traffic: Traffic, wire: Wire
 ) -> list[Parts]:
     """The parts of all plans' durations, by all that was measured."""
-    machine = plans[0].machine
-    launches = _launches(costs, machine) if wire.device.type == "cuda" else None
+    if not plans:
+        return []
+    launches = _launches(costs, plans[0].machine) if wire.device.type == "cuda" else None
     return [
         parts_of(plan, costs, crowding, launches=launches, backend=wire.backend, traffic=traffic)
         for plan in plans
@@ -151,4 +157,4 @@ def _launches(costs: AnalyticCosts, machine: Machine) -> Launches:
 def run_plan(each: Drawn, machine: Machine, costs: AnalyticCosts) -> Plan:
     """The plan of a strategy on ranks, of whose time `parts` knows what messages take."""
     ranks = machine.with_message_overhead(0.0)
-    return planned(each.strategy, ranks, simulation(each.strategy, ranks, costs), costs)
+    return planned(each.strategy, ranks, planner_says(each.strategy, ranks, costs), costs)

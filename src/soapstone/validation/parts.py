@@ -44,6 +44,7 @@ from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
 from soapstone.tasks.exchange import Exchange, Move, Pattern, Transfer
+from soapstone.tasks.passes import recosted
 from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, Key, Task, TaskGraph, TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import NO_CROWDING, ROUNDS, Crowding, crowded, under_way
@@ -164,7 +165,7 @@ def parts_of(
         device_count=len(machine.devices),
         backend=backend,
     )
-    counted = task_graph(strategy, machine, _Counting(lambda _: 1.0, lambda *_: 1.0))
+    (counted,) = recosted(plain, strategy, machine, [_Counting(lambda _: 1.0, lambda *_: 1.0)])
     swift = task_graph(strategy, _without_latency(machine), costs)
     is_compute = np.array([task.kind in COMPUTE_KINDS for task in plain.tasks])
     full = np.array([task.duration_s for task in plain.tasks])
@@ -189,7 +190,7 @@ def parts_of(
     own_s = np.where(is_compute, full, 0.0)
     launching_s = np.zeros_like(own_s)
     if launches is not None:
-        own_s, launching_s = _launched(strategy, machine, costs, launches)
+        own_s, launching_s = _launched(plain, strategy, machine, costs, launches)
     if on_a_bus:
         flat = _flat(tasks, _lanes(plain, len(machine.devices)))
     else:
@@ -211,7 +212,7 @@ def parts_of(
 
     levels_s = np.outer(crowding.usual, own_s)
     if crowding.operators:
-        levels_s = _crowded_apart(strategy, machine, costs, launches, crowding) * is_compute
+        levels_s = _crowded_apart(plain, strategy, machine, costs, launches, crowding)
     levels_s += np.outer(crowding.usual, _adding_s(plain, timeline, machine, costs))
     seconds, busy = crowded(levels_s, wire_s + latency_s, is_compute, simulated)
     launching_s *= np.interp(busy, np.arange(1, len(crowding.launching) + 1), crowding.launching)
@@ -225,7 +226,7 @@ def parts_of(
         tasks,
         seconds,
         launching_s,
-        np.where(is_compute, [task.duration_s for task in counted.tasks], 0.0),
+        np.array(counted),
         messages,
         pieces,
         calls,
@@ -259,32 +260,36 @@ def _adding_s(tasks: TaskGraph, timeline: Timeline, machine: Machine, costs: Ana
 
 
 def _launched(
-    strategy: Strategy, machine: Machine, costs: AnalyticCosts, launches: Launches
+    tasks: TaskGraph, strategy: Strategy, machine: Machine, costs: AnalyticCosts, launches: Launches
 ) -> tuple[Floats, Floats]:
     """For each compute task what its kernels take, and what launching them does. Updates are launched
     all together."""
     kernels = _Counting(lambda work: launches.of(work).kernels_s, costs.update_s)
     threads = _Counting(lambda work: launches.of(work).launching_s, lambda *_: 0.0)
-    both = [task_graph(strategy, machine, counting).tasks for counting in (kernels, threads)]
-    found = [[t.duration_s if t.kind in COMPUTE_KINDS else 0.0 for t in tasks] for tasks in both]
-    return np.array(found[0]), np.array(found[1])
+    own_s, launching_s = recosted(tasks, strategy, machine, [kernels, threads])
+    return np.array(own_s), np.array(launching_s)
 
 
 def _crowded_apart(
-    strategy: Strategy, machine: Machine, costs: AnalyticCosts, launches: Launches | None, crowding: Crowding
+    tasks: TaskGraph,
+    strategy: Strategy,
+    machine: Machine,
+    costs: AnalyticCosts,
+    launches: Launches | None,
+    crowding: Crowding,
 ) -> Floats:
     """For 1, 2, ... devices at work what each task takes, where operators are crowded each in its own way."""
     kind = machine.devices[0].kind
 
-    def taken_s(level: int) -> list[float]:
+    def at(level: int) -> _Counting:
         def of_pass(work: Work) -> float:
             own_s = costs.compute_s(work, kind) if launches is None else launches.of(work).kernels_s
             return own_s * crowding.of(work.op_name)[level]
 
-        counting = _Counting(of_pass, lambda *update: costs.update_s(*update) * crowding.usual[level])
-        return [task.duration_s for task in task_graph(strategy, machine, counting).tasks]
+        return _Counting(of_pass, lambda *update: costs.update_s(*update) * crowding.usual[level])
 
-    return np.array([taken_s(level) for level in range(len(crowding.usual))])
+    levels = [at(level) for level in range(len(crowding.usual))]
+    return np.array(recosted(tasks, strategy, machine, levels))
 
 
 def _with_launching(tasks: TaskGraph, flat: tuple[Any, ...], *, awaits_messages: bool) -> tuple[Any, ...]:
