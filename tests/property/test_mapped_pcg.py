@@ -13,6 +13,7 @@ from oracles.graphs import graphs
 from soapstone.errors import StrategyError
 from soapstone.graph import Graph, GraphBuilder
 from soapstone.plans.mapped import MachineView, MappedPcg, in_order, machine_view, pcg_of, strategy_of
+from soapstone.strategy.pipeline import Pipeline
 from soapstone.strategy.placement import Placement, placed
 from soapstone.strategy.space import Space, random_strategy
 from soapstone.strategy.strategy import Strategy
@@ -132,6 +133,9 @@ def test_what_cannot_be_said_is_refused() -> None:
     copied = Strategy(graph, {"first": Placement((), (0, 1), 2), "second": placed({"b": 2}, (0, 1))})
     with pytest.raises(StrategyError, match="'first' has copies, which a PCG cannot take away"):
         pcg_of(copied)
+    one = Strategy(graph, {"first": placed({}, (0,)), "second": placed({}, (1,))})
+    with pytest.raises(StrategyError, match="micro-batches have an order, which a PCG cannot say"):
+        pcg_of(one.pipelined(Pipeline(2)))
     plain = in_order(graph)
     with pytest.raises(StrategyError, match="has 1 tasks and a mapping of 2 devices"):
         strategy_of(MappedPcg(plain.pcg, {**plain.mappings, "first": (0, 1)}))

@@ -7,9 +7,10 @@
 `strategy_of(pcg_of(s)) == s`, devices, blocks and all. A follower has no mapping: it runs where its block
 does. `views` shows mappings as the grids of devices that they are: 1-D, 2-D, 3-D or more.
 
-What a PCG cannot say is refused: copies of a shard (parallel operators make copies, and none takes them
-away), a join split along the axis it joins, statistics over a split dim, and a bias under a split sum. Nor
-can a strategy say that values are cut in time, or that partial sums pass through an operator.
+What a PCG cannot say is refused: the order of a pipeline's micro-batches, copies of a shard (parallel
+operators make copies, and none takes them away), a join split along the axis it joins, statistics over a
+split dim, and a bias under a split sum. Nor can a strategy say that values are cut in time, or that partial
+sums pass through an operator.
 """
 
 from __future__ import annotations
@@ -140,6 +141,8 @@ class _Writing:
         self.made: dict[tuple[str, Layout], str] = {}
 
     def written(self) -> MappedPcg:
+        if self.strategy.pipeline is not None:
+            raise StrategyError("a pipeline's micro-batches have an order, which a PCG cannot say")
         home = {node.name: block for block in self.strategy.blocks for node in block.nodes}
         for node in self.graph.nodes:
             block = home.get(node.name)

@@ -21,7 +21,7 @@ from soapstone.ops import Shape
 from soapstone.subst.matching import Match, matches
 from soapstone.subst.pcg import pcg
 from soapstone.subst.term import Call, Rule, Term, Var, calls, variables_of
-from soapstone.subst.words import CUTS, Context, applied
+from soapstone.subst.words import CUTS, Context, applied, broadcasts
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,8 @@ class _Draft:
         args = [self.name(arg) for arg in call.args]
         shapes: list[Shape] = [self.values[arg].shape for arg in args]
         meant = applied(call, shapes, self.context)
+        if len(args) > 1 and broadcasts(meant.signature):
+            raise OpError(f"'{call}' would broadcast an operand, for which no rule is proved")
         operands: list[Operand] = list(args)
         operands += [meant.numbers.get(i) for i in range(len(args), len(meant.shapes))]
         name, number = call.word, 0

@@ -79,7 +79,7 @@ def _bindings(pattern: Term, term: Term, bound: Mapping[Term, Term]) -> Iterator
     if len(pattern.args) != len(term.args):
         return
     orders = [term.args]
-    if len(term.args) == 2 and commutes(term.word):
+    if len(term.args) == 2 and commutes(term.word, term.attrs):
         orders.append(term.args[::-1])
     for args in orders:
         partial: list[Mapping[Term, Term]] = [bound]
@@ -93,6 +93,6 @@ def _sorted(term: Term) -> Term:
     if isinstance(term, Var):
         return term
     args = tuple(_sorted(arg) for arg in term.args)
-    if len(args) == 2 and commutes(term.word):
+    if len(args) == 2 and commutes(term.word, term.attrs):
         args = tuple(sorted(args, key=lambda arg: (blind(arg), str(arg))))
     return Call(term.word, args, term.attrs)

@@ -17,7 +17,7 @@ def blind(term: Term) -> str:
     if isinstance(term, Var):
         return "_"
     args = [blind(arg) for arg in term.args]
-    if len(args) == 2 and commutes(term.word):
+    if len(args) == 2 and commutes(term.word, term.attrs):
         args.sort()
     return f"{term.word}{term.attrs or ''}({','.join(args)})"
 
@@ -28,7 +28,7 @@ def _orders(term: Term) -> Iterator[Term]:
         yield term
         return
     for args in itertools.product(*(tuple(_orders(arg)) for arg in term.args)):
-        if len(args) == 2 and commutes(term.word):
+        if len(args) == 2 and commutes(term.word, term.attrs):
             first, second = blind(args[0]), blind(args[1])
             if first <= second:
                 yield Call(term.word, args, term.attrs)

@@ -115,7 +115,9 @@ class Enumeration:
                 return
             outputs.append(self.types.setdefault(kind, len(self.types)))
             programs.append(self._program(call, args))
-        is_symmetric = len(args) == 2 and numbers[0] == numbers[1] and commutes(template[0].word)
+        is_symmetric = (
+            len(args) == 2 and numbers[0] == numbers[1] and commutes(template[0].word, template[0].attrs)
+        )
         op = self.bank.add_operator(list(numbers), outputs, programs, is_symmetric)
         self.operators[index, numbers] = op
         assert op == len(self.templates)

@@ -2,7 +2,8 @@
 
 A variable matches any value, the same one wherever it occurs; a word matches a node of its operator with the
 same attributes. `k`, cuts, the factor of `scale` and `[*]` are bound by what is found. Operands that commute
-match in both orders.
+with the node's attributes match in both orders. A node that broadcasts an operand matches nothing: rules are
+proved for those that do not.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from soapstone.graph.graph import Operand
 from soapstone.ops.op import Attr
 from soapstone.subst.commuting import commutes
 from soapstone.subst.term import ANY, Call, Rule, Side, Term, Var
-from soapstone.subst.words import BORDER, CUTS
+from soapstone.subst.words import BORDER, CUTS, broadcasts
 
 Symbols = Mapping[Any, Any]
 
@@ -96,11 +97,13 @@ def _call_at(graph: Graph, term: Call, value: str, so_far: Match) -> Iterator[Ma
     if read is None:
         return
     operands, bound = read
+    if len(operands) > 1 and broadcasts(graph.signature(node)):
+        return  # rules are proved for operands that are not
     symbols = _joined(so_far.symbols, bound)
     if symbols is None or len(operands) != len(term.args):
         return
     orders = [operands]
-    if len(operands) == 2 and commutes(term.word):
+    if len(operands) == 2 and commutes(term.word, _stated(node)):
         orders.append(operands[::-1])
     for order in orders:
         partial = [replace(so_far, symbols=symbols)]
@@ -108,6 +111,10 @@ def _call_at(graph: Graph, term: Call, value: str, so_far: Match) -> Iterator[Ma
             partial = [found for match in partial for found in _at(graph, arg, operand, match)]
         for match in partial:
             yield replace(match, values={**match.values, term: value})
+
+
+def _stated(node: Node) -> tuple[tuple[str, Attr], ...]:
+    return tuple(sorted(node.attrs.items()))
 
 
 def _joined(one: Symbols, two: Symbols) -> dict[Any, Any] | None:
