@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -13,6 +14,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.candidates import candidates_of
 from soapstone.cost.count import CUDA_BYTES, Count
 from soapstone.cost.profiler import Profiler, device_at_hand
+from soapstone.cost.watch import Watch
 from soapstone.frontends.capture import Captured, capture
 from soapstone.frontends.source import load
 from soapstone.machine import preset
@@ -90,6 +92,47 @@ def test_some_memory_is_elsewhere_and_a_gpu_gives_out_whole_units() -> None:
         torch.empty(1)
         assert count.highest_bytes() == 4096 + CUDA_BYTES
         del copy
+
+
+def reads_rows(numbers: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return nn.functional.embedding(numbers.sum(1).long(), weight)
+
+
+@pytest.mark.parametrize(
+    ("use", "copies"),
+    [(reads_rows, 2), (torch.matmul, 2), (nn.functional.linear, 3)],
+    ids=["rows", "matmul", "linear"],
+)
+def test_gradients_are_added_up_in_place_as_autograd_does_it(
+    use: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], copies: int
+) -> None:
+    """Of a weight that is read four times there are two gradients at a time, as autograd adds up tensors that
+    have elements; a gradient that is a view, as that of a linear layer, is not added to."""
+
+    def taken(count: Count | Watch) -> int:
+        weight = nn.Parameter(torch.zeros(1000, 1000))
+        if isinstance(count, Count):
+            count.know([weight])
+        made = [use(torch.zeros(4, 1000), weight).sum() for _ in range(4)]
+        with count:
+            torch.stack(made).sum().backward()
+        return count.highest_bytes()
+
+    for _ in range(2):  # the first run may make what later ones find
+        seen = taken(Watch(is_cuda=False))
+    with FakeTensorMode():
+        shown = taken(Count(is_cuda=False))
+    assert shown == pytest.approx(copies * 4 * 1000 * 1000, rel=0.02)
+    assert shown == pytest.approx(seen, rel=0.02)
+
+
+def test_other_sums_take_memory_of_their_own() -> None:
+    with FakeTensorMode(), Count(is_cuda=False) as count:
+        one, two = torch.empty(100), torch.empty(100)
+        total = one + two
+        del one
+        assert count.highest_bytes() == 4 * 300
+        del two, total
 
 
 # -- a rank's step -----------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ class Count(TorchDispatchMode):
         self._changes: list[tuple[int, int]] = []  # (number of a piece of memory, bytes more or less)
         self._numbers: dict[int, int] = {}  # where a piece of memory lies -> its number
         self._made = 0
+        self._instead: dict[int, int] = {}  # number of a sum -> that of the memory which it may be added to
         self._is_elsewhere = False
 
     def __torch_dispatch__(
@@ -36,6 +37,8 @@ class Count(TorchDispatchMode):
         found = func(*args, **(kwargs or {}))
         for each in _tensors(found):
             self._see(each)
+        if func is torch.ops.aten.add.Tensor and _is_in_backward():
+            self._added_up(found, args[0])
         return found
 
     def know(self, tensors: Iterable[Tensor]) -> int:
@@ -64,13 +67,28 @@ class Count(TorchDispatchMode):
         """The most that was taken at any time, without the memory of some tensors."""
         left_out = {self._numbers[tensor.untyped_storage()._cdata] for tensor in without}
         now = beside = highest = 0
+        doubted: tuple[int, int] | None = None  # what a sum may be added to, and what is taken if it is not
         for number, size_bytes in self._changes:
+            if doubted is not None and (number == _BESIDE or size_bytes > 0):
+                highest, doubted = max(highest, doubted[1]), None
             if number == _BESIDE:
                 beside = size_bytes
             elif number not in left_out:
                 now += size_bytes
-            highest = max(highest, now + beside)
-        return highest
+            if number in self._instead and size_bytes > 0:
+                doubted = self._instead[number], now + beside
+            elif doubted is not None and number == doubted[0]:
+                doubted = None
+            if doubted is None:
+                highest = max(highest, now + beside)
+        return highest if doubted is None else max(highest, doubted[1])
+
+    def _added_up(self, total: Tensor, first: Any) -> None:
+        """A sum of two gradients by autograd, which adds to the first in its place where that is no view and
+        nobody else has it, but never where tensors have no elements: then it is taken back right after."""
+        number = self._numbers.get(first.untyped_storage()._cdata, 0)
+        if number and not first._is_view() and (first.shape, first.dtype) == (total.shape, total.dtype):
+            self._instead[self._numbers[total.untyped_storage()._cdata]] = number
 
     def _see(self, tensor: Tensor) -> None:
         memory = tensor.untyped_storage()
@@ -85,6 +103,11 @@ class Count(TorchDispatchMode):
 
     def _taken_back(self, at: int, size_bytes: int) -> None:
         self._changes.append((self._numbers.pop(at), -size_bytes))
+
+
+def _is_in_backward() -> bool:
+    """Whether autograd is at work."""
+    return int(torch._C._current_graph_task_id()) >= 0
 
 
 def _tensors(found: Any) -> Iterable[Tensor]:
