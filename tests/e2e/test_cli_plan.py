@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,14 @@ import pytest
 from oracles.shell import Soapstone
 
 from soapstone.cli.searching import seconds_of
-from soapstone.machine import preset, write_machine
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.graph import Graph
+from soapstone.machine import Machine, preset, write_machine
+from soapstone.machine.units import SECONDS
 from soapstone.plans import read_plan
 from soapstone.search.find import SEARCHES
-from soapstone.search.report import SearchReport, StopReason
+from soapstone.search.report import SearchReport, StartReport, StopReason
+from soapstone.sim.outcome import bucketed_s
 
 LENET = ("lenet", "--tiny", "--machine", "k80:1x4")
 QUICK = ("--proposals", 40, "--threads", 1)
@@ -38,12 +43,14 @@ def test_a_plan_for_people(soapstone: Soapstone, tmp_path: Path) -> None:
     assert " data parallelism (" in lines[1]
     assert " krizhevsky, the best expert's strategy (" in lines[2]
     assert lines[3].startswith("fits in memory: at most ")
-    assert " with small gradients summed together, as `soapstone train` does (data parallelism " in lines[4]
+    assert lines[4].startswith(
+        "small gradients are summed together, as `soapstone train` does; with each summed "
+    )
     assert lines[5] == "compute times: analytic, none was measured on a device"
     assert " 12 GiB on node0/gpu" in lines[3]
     assert "Why it is faster than data parallelism:" in lines
     assert any(line.startswith("  It moves ") for line in lines)
-    assert any(line.startswith("  A device waits ") for line in lines)
+    assert any(" waits " in line for line in lines)
     assert any(line.startswith("  auto, seed 3: ") for line in lines)
     for name in ("data_parallel", "optcnn", "krizhevsky", "model_parallel", "random"):
         assert any(line.strip().startswith(name) for line in lines), name
@@ -68,7 +75,11 @@ def test_a_plan_for_programs(soapstone: Soapstone, tmp_path: Path) -> None:
     assert set(found["baselines"]) == {"data_parallel", "krizhevsky"}
     for rival in found["baselines"].values():
         assert rival["speedup"] == rival["makespan_s"] / found["makespan_s"] >= 1
-        assert rival["seems_to_fit"] is True
+        assert rival["bucketed_speedup"] == rival["bucketed_s"] / found["bucketed_s"]
+        assert rival["seems_to_fit"] is rival["fits"] is True
+    assert found["samples_per_s"] == 16 / found["makespan_s"]
+    assert found["bucketed_samples_per_s"] == 16 / found["bucketed_s"]
+    assert found["notes"] == []
     assert sum(row["blocks"] for row in found["decisions"]) == len(plan.strategy.blocks)
     assert len(found["reasons"]) == 3
     assert found["search"] == json.loads(path.read_text(encoding="utf-8"))["search"]
@@ -140,10 +151,17 @@ def test_the_papers_search_is_another(soapstone: Soapstone) -> None:
     assert {start["name"] for start in search["starts"]} == {"data_parallel", "krizhevsky", "random"}
 
 
+PROVED = (
+    "  Proved: none is faster of the strategies of whole batches and whole blocks that give each device at "
+    "most one shard of a block, and each shard to one device"
+)
+
+
 @pytest.mark.parametrize(
     ("stop", "bound_share", "said"),
     [
-        (StopReason.OPTIMAL, 1.0, "  It is proved that nothing faster exists, copies of shards apart."),
+        (StopReason.OPTIMAL, 1.0, f"{PROVED}; each gradient is summed by itself."),
+        (StopReason.OPTIMAL_OF_RANGES, 0.8, f"{PROVED}, devices that follow each other by number; "),
         (StopReason.BUDGET, 0.8, "  It is at most 25.0% above the optimum (lower bound "),
         (StopReason.BUDGET, 0.2, "  It is at most 5.0 times the optimum (lower bound "),
     ],
@@ -155,9 +173,9 @@ def test_another_search_joins_by_one_entry_and_its_proof_is_told(
     bound_share: float,
     said: str,
 ) -> None:
-    def other(*arguments: Any) -> SearchReport:
-        report = SEARCHES["mcmc"](*arguments)
-        bound_s = report.makespan_s * bound_share
+    def other(graph: Graph, machine: Machine, costs: AnalyticCosts, *arguments: Any) -> SearchReport:
+        report = SEARCHES["mcmc"](graph, machine, costs, *arguments)
+        bound_s = bucketed_s(report.strategy, machine, costs) * bound_share
         return replace(report, method="other", stop=stop, lower_bound_s=bound_s)
 
     monkeypatch.setattr("soapstone.search.find.SEARCHES", {"other": other})
@@ -165,8 +183,132 @@ def test_another_search_joins_by_one_entry_and_its_proof_is_told(
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert any(line.startswith("  other, seed 0: ") and line.endswith(stop) for line in lines)
-    told = [line for line in lines if "optimum" in line or "proved" in line]
+    told = [line for line in lines if "optimum" in line or "Proved" in line]
     assert [line[: len(said)] for line in told] == [said]
+
+
+ODD = """
+from torch import nn, randn
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(729, 729, bias=False)
+
+    def forward(self, x):
+        return self.dense(x).sum()
+
+def odd(batch=2187):
+    return Odd(), (randn(batch, 729),)
+"""
+
+THIRDS = """
+placements:
+  linear: {degrees: {b: 3}, devices: [0, 1, 0]}
+  sum_1: {degrees: {a: 3}, devices: [0, 1, 0]}
+"""
+
+
+def test_a_proof_says_among_which_strategies(soapstone: Soapstone, tmp_path: Path) -> None:
+    """Nothing here divides by two: on two devices, thirds are faster than what is proved to be the best with
+    one shard on each device."""
+    model, strategy = tmp_path / "odd.py", tmp_path / "thirds.yaml"
+    model.write_text(ODD, encoding="utf-8")
+    strategy.write_text(THIRDS, encoding="utf-8")
+    options = ("--machine", "p100:1x2")
+    exact = ("--search", "exact", "--proposals", 50, "--threads", 1)
+    found = json.loads(soapstone("plan", f"{model}:odd", *options, *exact, "--json").out)
+    by_hand = ("simulate", "--model", f"{model}:odd", *options, "--strategy", strategy, "--json")
+    assert found["search"]["is_optimal"] is True
+    assert json.loads(soapstone(*by_hand).out)["makespan_s"] < found["makespan_s"]
+    for said in ("at most one shard of a block", "whole batches", "each gradient is summed by itself"):
+        assert said in found["search"]["proved_among"]
+    chains = json.loads(soapstone("plan", f"{model}:odd", *options, *QUICK, "--json").out)["search"]
+    assert chains["proved_among"] is None
+    assert "no more shards of a block than devices" in chains["bounded_among"]
+
+
+def test_starts_that_do_not_fit_and_why_a_search_ended_are_told(
+    soapstone: Soapstone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last chain may take longer to move less, and only the paper's chains end by a rule of their own."""
+    starts = tuple(
+        StartReport(name, first_s, 0.002, 10, 5, StopReason.BUDGET)
+        for name, first_s in (("large", 0.001), ("small", 0.003), ("moving less", 0.001))
+    )
+
+    def other(method: str, *arguments: Any) -> SearchReport:
+        report = SEARCHES["mcmc"](*arguments)
+        return replace(report, method=method, starts=starts, stop=StopReason.CONVERGED)
+
+    searches = {name: partial(other, name) for name in ("mcmc", "mcmc-paper")}
+    monkeypatch.setattr("soapstone.search.find.SEARCHES", searches)
+    ends = {
+        "mcmc": "it came to its end within the budget",
+        "mcmc-paper": "half of each chain brought nothing",
+    }
+    for name, end in ends.items():
+        lines = soapstone("plan", *LENET, *QUICK, "--search", name).out.splitlines()
+        assert any(line.startswith(f"  {name}, seed 0: ") and f"; {end}" in line for line in lines)
+        assert [("1 ms, seems not to fit" in line) for line in lines if " 2 ms " in line] == [
+            True,
+            False,
+            False,
+        ]
+
+
+DEEP = """
+from torch import nn, randint, randn
+from torch.nn.functional import cross_entropy
+
+def deep(batch=32):
+    layers = [layer for _ in range(4) for layer in (nn.Linear(48, 48), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(48, 5)), (randn(batch, 48), randint(5, (batch,))), cross_entropy
+"""
+
+
+def test_the_verdict_is_that_of_the_plan_as_it_is_trained(soapstone: Soapstone, tmp_path: Path) -> None:
+    """One by one, the gradients of ten small weights take data parallelism longer than a pipeline takes;
+    summed together, as in training, they do not."""
+    (tmp_path / "deep.py").write_text(DEEP, encoding="utf-8")
+    options = (f"{tmp_path / 'deep.py'}:deep", "--machine", "k80:1x4", "--micro-batches", 4, *QUICK)
+    found = json.loads(soapstone("plan", *options, "--json").out)
+    rival = found["baselines"]["data_parallel"]
+    assert rival["bucketed_speedup"] < 1 < rival["speedup"]
+    code, out, _ = soapstone("plan", *options)
+    assert code == 0
+    lines = out.splitlines()
+    assert f": {SECONDS.short_text(found['bucketed_s'])} per iteration" in lines[0]
+    assert lines[2].startswith(f"{1 / rival['bucketed_speedup']:.3g} times as slow as data parallelism (")
+    assert any(
+        f"it takes {SECONDS.short_text(found['makespan_s'])} (data parallelism "
+        f"{SECONDS.short_text(rival['makespan_s'])})" in line
+        for line in lines
+    )
+    assert "Why it is slower than data parallelism:" in lines
+
+
+def test_a_batch_that_does_not_divide_is_told(soapstone: Soapstone) -> None:
+    options = ("lenet", "--tiny", "--machine", "k80:1x4", "--batch", 10, *QUICK)
+    note = (
+        "data parallelism is over 2 of 4 devices: the batch of 10 does not divide by 4; a batch of 12 would"
+    )
+    assert note in soapstone("plan", *options).out.splitlines()
+    assert json.loads(soapstone("plan", *options, "--json").out)["notes"] == [note]
+
+
+def test_a_rival_that_does_not_fit_is_told_by_its_exact_peak(soapstone: Soapstone, tmp_path: Path) -> None:
+    """Estimates of memory are less than peaks under data parallelism: by them it would seem to fit."""
+    shared = json.loads(soapstone("simulate", "--model", LENET[0], *LENET[1:], "--json").out)
+    peak = max(each["peak_bytes"] for each in shared["memory"])
+    machine = with_memory(tmp_path / "small.yaml", peak - 1)
+    model, tiny, *_ = LENET
+    options = (model, tiny, "--machine", machine, *QUICK)
+    rival = json.loads(soapstone("plan", *options, "--json").out)["baselines"]["data_parallel"]
+    assert (rival["fits"], rival["seems_to_fit"], rival["peak_bytes"]) == (False, False, peak)
+    line = soapstone("plan", *options).out.splitlines()[1]
+    assert "data parallelism (" in line
+    assert "), which does not fit in memory: " in line
 
 
 def with_memory(path: Path, memory_bytes: int) -> Path:
@@ -205,7 +347,8 @@ def test_a_plan_that_does_not_fit_says_so(soapstone: Soapstone, tmp_path: Path) 
     code, out, err = soapstone("plan", model, tiny, "--machine", machine, *QUICK, "-o", path)
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[1].endswith(", but more memory than there is)")  # data parallelism
+    assert "data parallelism (" in lines[1]
+    assert "), which does not fit in memory: " in lines[1]
     assert lines[3].startswith("DOES NOT FIT in memory: ")
     plan = read_plan(path)
     assert not plan.prediction.fits(plan.machine)

@@ -25,6 +25,7 @@ from soapstone.search.baselines.layers import layers
 from soapstone.search.baselines.megatron import Groups
 from soapstone.search.baselines.registry import Given
 from soapstone.search.baselines.scoring import Scorer
+from soapstone.search.baselines.simple import uneven
 from soapstone.search.baselines.taso_then_flexflow import taso_then_flexflow
 from soapstone.search.baselines.wu import depths
 from soapstone.sim.reference import simulate
@@ -133,6 +134,46 @@ def test_another_seed_gives_another_random_strategy() -> None:
 def test_what_does_not_apply_says_why(name: str, model: str, reason: str) -> None:
     with pytest.raises(StrategyError, match=f"strategy '{name}' does not apply to '{model}': {reason}"):
         baseline(name, tiny(model), FOUR)
+
+
+@pytest.mark.parametrize(
+    ("batch", "width", "note"),
+    [
+        (16, 4, None),
+        (10, 2, "is over 2 of 4 devices: the batch of 10 does not divide by 4; a batch of 12 would"),
+        (9, 3, "is over 3 of 4 devices: the batch of 9 does not divide by 4; a batch of 12 would"),
+    ],
+)
+def test_data_parallelism_takes_the_most_devices_that_share_the_batch_evenly(
+    batch: int, width: int, note: str | None
+) -> None:
+    graph = load("lenet", batch=batch, devices=4, tiny=True).captured().graph
+    shared = data_parallel(graph, FOUR)
+    assert {(placement.devices, placement.copies) for placement in shared.placements.values()} == {
+        (tuple(range(width)), 1)
+    }
+    assert uneven(shared, FOUR) == (None if note is None else f"data parallelism {note}")
+    alone = data_parallel(graph, preset(f"p100:1x{width}"))
+    assert degrees(shared) == degrees(alone)
+
+
+def test_a_batch_that_no_two_devices_share_is_computed_by_all() -> None:
+    graph = load("lenet", batch=7, devices=4, tiny=True).captured().graph
+    shared = data_parallel(graph, FOUR)
+    assert {placement.copies for placement in shared.placements.values()} == {4}
+    told = "data parallelism computes the whole batch on every device: the batch of 7 does not divide by 4; "
+    assert uneven(shared, FOUR) == f"{told}a batch of 8 would"
+
+
+def test_what_has_no_samples_is_where_the_batch_is() -> None:
+    """A weight made of another is needed on the two devices that share ten samples, and nowhere else."""
+    build = GraphBuilder("net")
+    (made,) = build.add("square", [build.weight("w", (16, 16))], name="made")
+    (y,) = build.add("linear", [build.input("x", (10, 16)), made, None], name="dense")
+    (loss,) = build.add("sum", [y], {"dim": (0, 1)}, name="loss")
+    placements = data_parallel(build.graph(loss=loss), FOUR).placements
+    assert placements["dense"].devices == (0, 1)
+    assert (placements["made"].devices, placements["made"].copies) == ((0, 1), 2)
 
 
 def test_krizhevsky_splits_dense_layers_by_parameters_and_nothing_else_so() -> None:

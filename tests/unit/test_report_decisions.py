@@ -12,7 +12,7 @@ from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import Machine, preset
 from soapstone.plans import simulation
 from soapstone.report.decisions import devices_text, foremost, rows
-from soapstone.report.figures import Figures, figures, reasons
+from soapstone.report.figures import Figures, as_trained, figures, reasons
 from soapstone.search.baselines import data_parallel, single_device
 from soapstone.sim.outcome import outcome
 from soapstone.strategy.placement import Placement, placed
@@ -108,7 +108,23 @@ def test_every_block_and_every_flop_is_in_one_row(most_ways: int | None) -> None
         found = rows(random_strategy(graph, 4, Random(seed)), most_ways)
         assert sum(row.blocks for row in found) == 8
         assert sum(row.flops_share for row in found) == pytest.approx(1)
+        assert sum(row.parameters_share for row in found) == pytest.approx(1)
         assert all(row.flops_share >= 0 and 0 <= row.parameters_share <= 1 for row in found)
+
+
+def test_a_weight_that_several_rows_read_counts_once() -> None:
+    build = GraphBuilder("net")
+    w = build.weight("w", (16, 16))
+    (squared,) = build.add("square", [w], name="squared")
+    (scaled,) = build.add("mul", [w, squared], name="scaled")
+    (y,) = build.add("linear", [build.input("x", (8, 16)), scaled, None], name="dense")
+    (loss,) = build.add("sum", [y], {"dim": (0, 1)}, name="loss")
+    graph = build.graph(loss=loss)
+    dims = list(graph.signature(graph.nodes[0]).sizes)
+    split = {"squared": placed({dims[0]: 2}, (0, 1))}
+    shares = {row.name: row.parameters_share for row in rows(decided(graph, split))}
+    assert shares["squared"] == 1
+    assert sum(shares.values()) == 1
 
 
 def test_the_foremost_rows_keep_their_order() -> None:
@@ -186,6 +202,27 @@ def test_reasons_are_sentences_with_numbers() -> None:
     ]
     lone = Figures(0.400, 0.400, 2**10, 0, (0.35, 0.05))
     copied = Figures(0.500, 0.500, 0, 0, (0.5, 0.5))
-    assert [sentence[:9] for sentence in reasons(lone, copied)] == ["It comput", "But it mo", "But a dev"]
+    assert [sentence[:9] for sentence in reasons(lone, copied)] == ["It comput", "But it mo", "And a dev"]
     still = Figures(0.0, 0.0, 0, 0, (0.0, 0.0))
     assert reasons(still, still)[0] == "It moves 0 B in both."
+
+
+def test_devices_that_merely_idle_are_no_reason() -> None:
+    """One device does all that every one of four copies did: that the mean is less saves no time."""
+    lone = Figures(25e-6, 25e-6, 0, 0, (25e-6, 0.0, 0.0, 0.0))
+    copied = Figures(38e-6, 38e-6, 1024, 0, (25e-6, 25e-6, 25e-6, 25e-6))
+    assert reasons(lone, copied)[1:] == (
+        "The busiest device waits 0 ns (0% of the time) instead of 13 us (34% of the time).",
+        "The busiest device computes 25 us in both, 4.00 times the mean instead of 1.00.",
+    )
+    assert [sentence[:11] for sentence in reasons(copied, lone)] == [
+        "It moves 1 ",
+        "The busiest",
+        "The busiest",
+    ]
+
+
+def test_figures_as_trained_have_the_time_in_buckets() -> None:
+    plain = Figures(0.3, 0.2, 10, 5, (0.1, 0.1))
+    assert as_trained(plain) == Figures(0.2, 0.2, 10, 5, (0.1, 0.1))
+    assert as_trained(plain).waiting_s == pytest.approx(0.1)

@@ -207,9 +207,10 @@ def test_the_page_fetches_nothing() -> None:
 
 def test_the_page_says_what_the_plan_predicts() -> None:
     plan, simulated, own = plan_of(data_parallel(network(), MACHINE))
-    slow = replace(own, makespan_s=own.makespan_s * 2, moved_bytes=0)
+    slow = replace(own, makespan_s=own.makespan_s / 2, bucketed_s=own.bucketed_s * 2, moved_bytes=0)
     found = document(plan, simulated, own, [Rival("data_parallel", "", slow)])
     assert found["makespan_s"] == plan.prediction.makespan_s
+    assert (found["bucketed_s"], found["rivals"][0]["bucketed_s"]) == (own.bucketed_s, slow.bucketed_s)
     assert [memory["peak_bytes"] for memory in found["memory"]] == list(plan.prediction.memory_bytes)
     assert found["why"][0].startswith("It is 2 times as fast as data parallelism: a device waits ")
     assert len(found["why"]) == 2
@@ -219,21 +220,30 @@ def test_the_page_says_what_the_plan_predicts() -> None:
 
 
 def test_searches_are_read_with_care() -> None:
-    found = finding({"method": "mcmc", "curve": [[0.0, 1, 2.0], ["x"], 3, [1.0, 5, 1.5]], "seed": True}, 1.5)
+    found = finding(
+        {"method": "mcmc", "curve": [[0.0, 1, 2.0], ["x"], 3, [1.0, 5, 1.5]], "seed": True}, 1.5, 1.5
+    )
     assert found is not None
     assert found.curve == ((0.0, 1.0, 2.0), (1.0, 5.0, 1.5))
     assert (found.seed, found.gap) == (None, None)
-    bounded = finding({"lower_bound_s": 1.2}, 1.5)
+    bounded = finding({"lower_bound_s": 1.2}, 1.4, 1.5)
     assert bounded is not None
     assert bounded.gap == pytest.approx(0.25)
-    optimal = finding({"is_optimal": True}, 1.5)
+    exact = finding({"method": "exact", "lower_bound_s": 1.2}, 1.5, 1.4)
+    assert exact is not None
+    assert exact.gap == pytest.approx(0.25)
+    optimal = finding({"is_optimal": True}, 1.5, 1.5)
     assert optimal is not None
-    assert optimal.gap == 0
-    long = finding({"curve": [[float(i), i, 9.0] for i in range(4001)]}, 9.0)
+    assert (optimal.gap, optimal.proved_among) == (0, "strategies that its search looks at")
+    among = finding({"is_optimal": True, "proved_among": "strategies of whole batches"}, 1.5, 1.5)
+    assert among is not None
+    assert among.proved_among == "strategies of whole batches"
+    assert (bounded.proved_among, bounded.bounded_among) == (None, "strategies that its search looks at")
+    long = finding({"curve": [[float(i), i, 9.0] for i in range(4001)]}, 9.0, 9.0)
     assert long is not None
     assert len(long.curve) < 2100
     assert long.curve[-1][1] == 4000
-    assert finding(None, 1.0) is None
+    assert finding(None, 1.0, 1.0) is None
 
 
 def test_the_picture_stands_alone_as_svg() -> None:

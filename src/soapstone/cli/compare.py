@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from soapstone.cli.output import ShowProgress, console, print_json, progress, rate
-from soapstone.cli.plan import figures_document, speedup
+from soapstone.cli.plan import figures_document, speedup, speedups_document
 from soapstone.cli.problem import (
     CostsOption,
     JsonOption,
@@ -27,15 +27,23 @@ from soapstone.cli.spread import spread
 from soapstone.machine import Machine
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plans import Prediction, predicted
-from soapstone.report.figures import Figures, figures
+from soapstone.report.figures import Figures, as_trained, figures
 from soapstone.search.baselines import BASELINES, baseline
-from soapstone.search.find import Options, WhyInstead, settled
+from soapstone.search.baselines.simple import uneven
+from soapstone.search.find import DEFAULT_SEARCH, LEAST_GAIN, Options, WhyInstead, settled
 from soapstone.search.report import SearchReport
 from soapstone.sim.outcome import outcome
 from soapstone.strategy.strategy import Strategy
 
 REFERENCE = "data_parallel"
 """What speedups are relative to."""
+
+COUNTED = (
+    "per iteration, throughput and speedup are with small gradients summed together, as `soapstone train` "
+    "does; one by one: the time with each gradient summed by itself, as searches and `soapstone simulate` "
+    "count"
+)
+"""What the times of the table are."""
 
 
 def register(app: typer.Typer) -> None:
@@ -82,6 +90,7 @@ class _Entry:
 
     name: str
     summary: str
+    strategy: Strategy
     figures: Figures
     prediction: Prediction | None
 
@@ -95,6 +104,7 @@ class _Contest:
     """All that is compared, the found plan last; and the baselines that do not apply, with their reasons."""
 
     given: Problem
+    options: Options
     entries: tuple[_Entry, ...]
     refused: dict[str, str]
     report: SearchReport
@@ -105,15 +115,29 @@ class _Contest:
     def found(self) -> _Entry:
         return self.entries[-1]
 
-    def speedup(self, entry: _Entry) -> float:
-        """How many times as fast as the reference."""
-        reference = next(each for each in self.entries if each.name == REFERENCE)
-        return speedup(entry.figures, reference.figures)
+    @property
+    def reference(self) -> _Entry:
+        return next(each for each in self.entries if each.name == REFERENCE)
 
-    def samples_per_s(self, entry: _Entry) -> float | None:
+    @property
+    def faster(self) -> _Entry | None:
+        """The fastest baseline, as trained, of those that fit, if what was found is slower than it."""
+        machine = self.given.machine
+        others = [entry for entry in self.entries[:-1] if entry.fits(machine) is not False]
+        best = min(others, key=lambda entry: entry.figures.bucketed_s, default=self.found)
+        enough_s = self.found.figures.bucketed_s * (1 - LEAST_GAIN)
+        return best if best.figures.bucketed_s < enough_s else None
+
+    def samples_per_s(self, own: Figures) -> float | None:
         """Training throughput; None for a model without samples."""
         count = self.given.graph.sample_count
-        return count / entry.figures.makespan_s if count and entry.figures.makespan_s else None
+        return count / own.makespan_s if count and own.makespan_s else None
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know of the table."""
+        found = [_instead(self), _faster(self), uneven(self.reference.strategy, self.given.machine)]
+        return [note for note in found if note is not None]
 
 
 def _contest(
@@ -126,16 +150,15 @@ def _contest(
         prediction = None
         if memory:
             prediction = predicted(strategy, given.machine, given.costs, options.optimizer)
-        entries.append(_Entry(name, BASELINES[name].summary, _figures(strategy, given), prediction))
+        summary = BASELINES[name].summary
+        entries.append(_Entry(name, summary, strategy, _figures(strategy, given), prediction))
     show(len(BASELINES), "the found plan")
-    strategy, prediction, instead, why = report.strategy, None, None, None
-    if memory:
-        taken = settled(report, given.machine, given.costs, given.model, options)
-        strategy, prediction = taken.plan.strategy, taken.plan.prediction
-        instead, why = taken.instead, taken.why
+    taken = settled(report, given.machine, given.costs, given.model, options)
+    strategy, prediction = taken.plan.strategy, taken.plan.prediction if memory else None
     summary = f"found by {report.method}, seed {report.seed}"
-    entries.append(_Entry("found", summary, _figures(strategy, given), prediction))
-    return _Contest(given, tuple(entries), refused, report, instead, why)
+    entries.append(_Entry("found", summary, strategy, _figures(strategy, given), prediction))
+    proved = replace(report, stop=taken.report.stop)  # a proof is about what the search found
+    return _Contest(given, options, tuple(entries), refused, proved, taken.instead, taken.why)
 
 
 def _strategies(given: Problem, options: Options, refused: dict[str, str]) -> Iterator[tuple[str, Strategy]]:
@@ -163,14 +186,17 @@ def _document(contest: _Contest) -> dict[str, Any]:
             {
                 "name": entry.name,
                 "summary": entry.summary,
-                "samples_per_s": contest.samples_per_s(entry),
-                "speedup": contest.speedup(entry),
+                "samples_per_s": contest.samples_per_s(entry.figures),
+                "bucketed_samples_per_s": contest.samples_per_s(as_trained(entry.figures)),
+                **speedups_document(entry.figures, contest.reference.figures),
                 **figures_document(entry.figures),
                 "peak_bytes": None if entry.prediction is None else max(entry.prediction.memory_bytes),
                 "fits": entry.fits(machine),
             }
             for entry in contest.entries
         ],
+        "faster_than_found": None if contest.faster is None else contest.faster.name,
+        "notes": contest.notes,
         "not_applicable": contest.refused,
         "search": {**contest.report.document(), "instead": contest.instead, "why_instead": contest.why},
     }
@@ -181,10 +207,9 @@ def _print(contest: _Contest) -> None:
     samples = f", {given.graph.sample_count} samples a step" if given.graph.sample_count else ""
     screen.print(Text(f"{given.graph.name} on {given.machine.name}{samples}", style="bold"))
     screen.print(_table(contest))
-    if contest.instead is not None:
-        reason = "does not fit in memory" if contest.why is WhyInstead.MEMORY else "is slower in buckets"
-        note = f"what the search found {reason}: 'found' is {contest.instead}"
+    for note in contest.notes:
         screen.print(Text(note, style="bold yellow"))
+    screen.print(Text(COUNTED))
     if contest.refused:
         screen.print(Text(f"not applicable: {', '.join(contest.refused)} (--json says why)"))
     is_analytic = contest.given.costs.name == "analytic"
@@ -194,28 +219,53 @@ def _print(contest: _Contest) -> None:
     screen.print(Text(f"compute times: {what}"))
 
 
+def _instead(contest: _Contest) -> str | None:
+    """What took the place of what the search found, if something did."""
+    if contest.instead is None:
+        return None
+    reason = "does not fit in memory" if contest.why is WhyInstead.MEMORY else "trains slower"
+    return f"what the search found {reason}: 'found' is {contest.instead}"
+
+
+def _faster(contest: _Contest) -> str | None:
+    """Which baseline is faster than what was found, if one is."""
+    if contest.faster is None:
+        return None
+    own, other = contest.found.figures, contest.faster.figures
+    times = f"{SECONDS.short_text(other.bucketed_s)} against {SECONDS.short_text(own.bucketed_s)}"
+    told = f"a baseline is faster than what was found: {contest.faster.name}, {times}"
+    if contest.faster.prediction is None:
+        told += ", if it fits in memory"
+    options = contest.options
+    is_left_out = options.search == DEFAULT_SEARCH and options.budget.seconds is None
+    if contest.faster.name == "pipeline" and is_left_out:
+        told += "; with --proposals pipelines are not searched, give --budget instead"
+    return told
+
+
 def _table(contest: _Contest) -> Table:
     table = Table("strategy", box=SIMPLE_HEAD, pad_edge=False)
     for heading in (
         "per iteration",
-        "in buckets",
         "throughput",
         "speedup",
+        "one by one",
         "moved",
         "compute",
         "peak memory",
     ):
         table.add_column(heading, justify="right")
     for entry in contest.entries:
-        samples_per_s = contest.samples_per_s(entry)
+        own, reference = as_trained(entry.figures), as_trained(contest.reference.figures)
+        samples_per_s = contest.samples_per_s(own)
         table.add_row(
             Text(entry.name),
-            SECONDS.short_text(entry.figures.makespan_s),
-            SECONDS.short_text(entry.figures.bucketed_s),
+            SECONDS.short_text(own.makespan_s),
             rate(samples_per_s) if samples_per_s else "",
-            f"{contest.speedup(entry):.3g}",
-            BYTES.short_text(entry.figures.moved_bytes),
-            SECONDS.short_text(entry.figures.compute_s),
+            f"{speedup(own, reference):.3g}",
+            SECONDS.short_text(entry.figures.makespan_s),
+            BYTES.short_text(own.moved_bytes),
+            SECONDS.short_text(own.compute_s),
             _peak(entry, contest.given.machine),
             style="bold" if entry is contest.found else "",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +16,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from soapstone.cli.footprints import footprints
 from soapstone.cli.output import check_places, console, print_json, progress, rate
 from soapstone.cli.problem import (
     CostsOption,
@@ -30,19 +29,25 @@ from soapstone.cli.problem import (
 from soapstone.cli.searching import Searching, searched
 from soapstone.cli.simulate import basis_text
 from soapstone.cli.spread import spread
+from soapstone.machine import Device, Machine
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plans import Plan, write_plan
 from soapstone.report.decisions import Row, foremost, pipeline_document, pipeline_text, rows
-from soapstone.report.figures import ALIKE, Figures, figures, is_alike, reasons
+from soapstone.report.figures import ALIKE, Figures, as_trained, figures, is_alike, reasons
 from soapstone.search.baselines import applicable, baseline
+from soapstone.search.baselines.simple import uneven
 from soapstone.search.find import OF_ALL, Options, Settled, WhyInstead, settled
-from soapstone.search.mcmc import EXPERTS
-from soapstone.search.report import SearchReport, StartReport
+from soapstone.search.mcmc import EXPERTS, QUIETER
+from soapstone.search.report import SearchReport, StartReport, StopReason
+from soapstone.sim.memory import STATES_PER_WEIGHT
 from soapstone.sim.outcome import outcome
 from soapstone.strategy.strategy import Strategy
 
 MOST_ROWS = 24
 """[choice] The most rows of decisions that are printed without being asked for."""
+
+PAPERS = "mcmc-paper"
+"""The search whose chains end when half of their proposals brought nothing better (FlexFlow 6.2)."""
 
 MOST_WAYS = 2
 """[choice] The most rows of one layer, without being asked for more."""
@@ -85,8 +90,8 @@ def plan(
         if output is not None:
             write_plan(taken.plan, output)
         own = figures(outcome(taken.plan.strategy, given.machine, given.costs))
-        rivals, too_large = _rivals(given, options, taken.plan.strategy, own)
-        found = _Found(taken, report, own, rivals, too_large)
+        rivals = {rival.name: rival for rival in _rivals(given, options)}
+        found = _Found(taken, report, own, rivals)
     if as_json:
         print_json(_document(found, output))
     else:
@@ -94,29 +99,56 @@ def plan(
 
 
 @dataclass(frozen=True)
+class _Rival:
+    """Data parallelism or an expert's strategy: its figures, and the peak of every device's memory."""
+
+    name: str
+    strategy: Strategy
+    figures: Figures
+    memory_bytes: tuple[int, ...]
+
+    def fits(self, machine: Machine) -> bool:
+        """Whether every device has the memory."""
+        devices = zip(machine.devices, self.memory_bytes, strict=True)
+        return all(peak <= device.kind.memory_bytes for device, peak in devices)
+
+
+@dataclass(frozen=True)
 class _Found:
-    """A plan, how it was found, its figures, and those of data parallelism and of the experts' strategies;
-    `too_large` are those of them that would hardly fit in memory."""
+    """A plan, how it was found, its figures, and data parallelism and the experts' strategies beside it."""
 
     outcome: Settled
     report: SearchReport
     figures: Figures
-    rivals: Mapping[str, Figures]
-    too_large: frozenset[str]
+    rivals: Mapping[str, _Rival]
 
     @property
     def plan(self) -> Plan:
         return self.outcome.plan
 
     @property
-    def expert(self) -> str | None:
-        """The fastest of the experts' strategies that apply."""
-        experts = [name for name in self.rivals if name in EXPERTS]
-        return min(experts, key=lambda name: self.rivals[name].makespan_s, default=None)
+    def shared(self) -> _Rival:
+        """Data parallelism."""
+        return self.rivals["data_parallel"]
 
-    def speedup(self, name: str) -> float:
-        """How many times as fast as a rival the plan is."""
-        return speedup(self.figures, self.rivals[name])
+    @property
+    def expert(self) -> _Rival | None:
+        """The fastest of the experts' strategies that apply; one that fits before any that does not."""
+        experts = [rival for rival in self.rivals.values() if rival.name in EXPERTS]
+        machine = self.plan.machine
+        return min(experts, key=lambda each: (not each.fits(machine), each.figures.bucketed_s), default=None)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Training throughput, as trained; None for a model without samples."""
+        count = self.plan.graph.sample_count
+        return count / self.figures.bucketed_s if count and self.figures.bucketed_s else None
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know of what the plan is compared with."""
+        note = uneven(self.shared.strategy, self.plan.machine)
+        return [] if note is None else [note]
 
 
 def speedup(own: Figures, other: Figures) -> float:
@@ -124,21 +156,15 @@ def speedup(own: Figures, other: Figures) -> float:
     return other.makespan_s / own.makespan_s if own.makespan_s else 1.0
 
 
-def _rivals(
-    given: Problem, options: Options, chosen: Strategy, own: Figures
-) -> tuple[dict[str, Figures], frozenset[str]]:
-    """Figures of data parallelism and of the experts' strategies, and those that need too much memory. What
-    was chosen, and its figures, may be one of them."""
+def _rivals(given: Problem, options: Options) -> Iterator[_Rival]:
+    """Data parallelism and the experts' strategies that apply."""
     graph, machine, costs = given.graph, given.machine, given.costs
-    names = [each.name for each in applicable(graph, machine) if each.name in ("data_parallel", *EXPERTS)]
-    strategies = {name: baseline(name, graph, machine, costs, options.seed) for name in names}
-    found = {
-        name: own if strategy == chosen else figures(outcome(strategy, machine, costs))
-        for name, strategy in strategies.items()
-    }
-    needs = footprints(strategies, graph, machine, costs, options.optimizer)
-    too_large = frozenset(name for name, need in needs.items() if not need.fits)
-    return found, too_large
+    for each in applicable(graph, machine):
+        if each.name in ("data_parallel", *EXPERTS):
+            strategy = baseline(each.name, graph, machine, costs, options.seed)
+            taken = outcome(strategy, machine, costs, STATES_PER_WEIGHT[options.optimizer])
+            peaks = tuple(memory.peak_bytes for memory in taken.memory)
+            yield _Rival(each.name, strategy, figures(taken), peaks)
 
 
 # -- for programs -----------------------------------------------------------------------------------
@@ -151,6 +177,7 @@ def _document(found: _Found, output: Path | None) -> dict[str, Any]:
         "machine": plan.machine.name,
         "samples": plan.graph.sample_count,
         "samples_per_s": plan.samples_per_s,
+        "bucketed_samples_per_s": found.samples_per_s,
         **figures_document(found.figures),
         "fits": plan.prediction.fits(plan.machine),
         "memory": [
@@ -162,14 +189,17 @@ def _document(found: _Found, output: Path | None) -> dict[str, Any]:
         "pipeline": pipeline_document(plan.strategy),
         "baselines": {
             name: {
-                **figures_document(rival),
-                "speedup": found.speedup(name),
-                "seems_to_fit": name not in found.too_large,
+                **figures_document(rival.figures),
+                **speedups_document(found.figures, rival.figures),
+                "seems_to_fit": rival.fits(plan.machine),
+                "fits": rival.fits(plan.machine),
+                "peak_bytes": max(rival.memory_bytes),
             }
             for name, rival in found.rivals.items()
         },
+        "notes": found.notes,
         "decisions": [_row_document(row) for row in rows(plan.strategy)],
-        "reasons": list(reasons(found.figures, found.rivals["data_parallel"])),
+        "reasons": list(reasons(as_trained(found.figures), as_trained(found.shared.figures))),
         "search": dict(plan.search or {}),
         "output": None if output is None else str(output),
     }
@@ -186,6 +216,14 @@ def figures_document(own: Figures) -> dict[str, Any]:
         "compute_s": own.compute_s,
         "busiest_device_s": own.busiest_s,
         "waiting_s": own.waiting_s,
+    }
+
+
+def speedups_document(own: Figures, other: Figures) -> dict[str, float]:
+    """How many times as fast as another strategy one is, each gradient summed by itself and as trained."""
+    return {
+        "speedup": speedup(own, other),
+        "bucketed_speedup": speedup(as_trained(own), as_trained(other)),
     }
 
 
@@ -219,48 +257,51 @@ def _print(found: _Found, output: Path | None, most_rows: int | None) -> None:
 
 def _print_verdict(screen: Console, found: _Found) -> None:
     plan = found.plan
-    samples_per_s = plan.samples_per_s
+    samples_per_s = found.samples_per_s
     samples = f", {rate(samples_per_s)} ({plan.graph.sample_count} a step)" if samples_per_s else ""
-    time = f"{SECONDS.short_text(plan.prediction.makespan_s)} per iteration{samples}"
+    time = f"{SECONDS.short_text(found.figures.bucketed_s)} per iteration{samples}"
     screen.print(Text(f"{plan.graph.name} on {plan.machine.name}: {time}", style="bold"))
     if plan.strategy.pipeline is not None:
         screen.print(Text(pipeline_text(plan.strategy)))
-    for name in filter(None, ("data_parallel", found.expert)):
-        screen.print(Text(_compared(found, name)))
+    screen.print(Text(_compared(found, found.shared, "data parallelism")))
+    for note in found.notes:
+        screen.print(Text(note))
+    if found.expert is not None:
+        screen.print(Text(_compared(found, found.expert, f"{found.expert.name}, the best expert's strategy")))
     screen.print(_memory(found))
-    screen.print(Text(_in_buckets(found)))
+    screen.print(Text(_one_by_one(found)))
     screen.print(Text(f"compute times: {basis_text(plan)}"))
 
 
-def _compared(found: _Found, name: str) -> str:
-    """The plan against a rival, in a sentence."""
-    rival = found.rivals[name]
-    what = "data parallelism" if name == "data_parallel" else f"{name}, the best expert's strategy"
-    takes = SECONDS.short_text(rival.makespan_s)
-    if name in found.too_large:
-        takes = f"{takes}, but more memory than there is"
-    if is_alike(found.figures.makespan_s, rival.makespan_s):
-        return f"as fast as {what} ({takes})"
-    if found.speedup(name) < 1:
-        return f"{1 / found.speedup(name):.3g} times as slow as {what} ({takes})"
-    return f"{found.speedup(name):.3g} times as fast as {what} ({takes})"
+def _compared(found: _Found, rival: _Rival, what: str) -> str:
+    """The plan against a rival, as trained, in a sentence."""
+    own, other, machine = as_trained(found.figures), as_trained(rival.figures), found.plan.machine
+    times, what = speedup(own, other), f"{what} ({SECONDS.short_text(other.makespan_s)})"
+    if not rival.fits(machine):
+        what = f"{what}, which does not fit in memory: {_needs(machine, rival.memory_bytes)}"
+    if is_alike(own.makespan_s, other.makespan_s):
+        return f"as fast as {what}"
+    return f"{times:.3g} times as fast as {what}" if times > 1 else f"{1 / times:.3g} times as slow as {what}"
 
 
-def _in_buckets(found: _Found) -> str:
-    """The time with small gradients summed together, beside data parallelism's."""
-    own_s, rival_s = found.figures.bucketed_s, found.rivals["data_parallel"].bucketed_s
-    told = f"{SECONDS.short_text(own_s)} with small gradients summed together, as `soapstone train` does"
+def _one_by_one(found: _Found) -> str:
+    """The time as the search counts it, beside data parallelism's."""
+    own_s, shared_s = found.figures.makespan_s, found.shared.figures.makespan_s
+    told = (
+        "small gradients are summed together, as `soapstone train` does; with each summed by itself, as "
+        f"searches count, it takes {SECONDS.short_text(own_s)} (data parallelism "
+        f"{SECONDS.short_text(shared_s)})"
+    )
     if found.outcome.why is WhyInstead.BUCKETS:
-        told += f"; the search, which leaves that out, found a slower one: this is {found.outcome.instead}"
-    return f"{told} (data parallelism {SECONDS.short_text(rival_s)})"
+        searched_s = SECONDS.short_text(found.report.makespan_s)
+        told += f"; the search found {searched_s} so, which trains slower: this is {found.outcome.instead}"
+    return told
 
 
 def _memory(found: _Found) -> Text:
     """Whether it fits, and how nearly."""
     plan = found.plan
-    pairs = zip(plan.machine.devices, plan.prediction.memory_bytes, strict=True)
-    device, peak = max(pairs, key=lambda pair: pair[1] / pair[0].kind.memory_bytes)
-    needs = f"{BYTES.short_text(peak)} of {BYTES.short_text(device.kind.memory_bytes)} on {device.name}"
+    needs = _needs(plan.machine, plan.prediction.memory_bytes)
     if not plan.prediction.fits(plan.machine):
         return Text(f"DOES NOT FIT in memory: {needs}; nor does anything else tried", style="bold red")
     if found.outcome.why is WhyInstead.MEMORY:
@@ -272,6 +313,16 @@ def _memory(found: _Found) -> Text:
             style="bold yellow",
         )
     return Text(f"fits in memory: at most {needs}")
+
+
+def _needs(machine: Machine, peaks: Sequence[int]) -> str:
+    """The peak of the device that has the least room for it."""
+
+    def share(pair: tuple[Device, int]) -> float:
+        return pair[1] / pair[0].kind.memory_bytes
+
+    device, peak = max(zip(machine.devices, peaks, strict=True), key=share)
+    return f"{BYTES.short_text(peak)} of {BYTES.short_text(device.kind.memory_bytes)} on {device.name}"
 
 
 def _print_decisions(screen: Console, found: _Found, most_rows: int | None) -> None:
@@ -306,7 +357,7 @@ def _operators(row: Row) -> str:
 
 
 def _print_reasons(screen: Console, found: _Found) -> None:
-    own, rival = found.figures, found.rivals["data_parallel"]
+    own, rival = as_trained(found.figures), as_trained(found.shared.figures)
     if is_alike(own.makespan_s, rival.makespan_s):
         screen.print(
             Text(f"Nothing more than {ALIKE:.1%} faster than data parallelism was found.", style="bold")
@@ -324,20 +375,35 @@ def _print_search(screen: Console, found: _Found) -> None:
     screen.print()
     screen.print(Text("How it was found:", style="bold"))
     took = SECONDS.short_text(report.elapsed_s)
-    screen.print(_indented(f"{report.method}, seed {report.seed}: {_counted(report)}, {took}; {report.stop}"))
+    screen.print(
+        _indented(f"{report.method}, seed {report.seed}: {_counted(report)}, {took}; {_end(report)}")
+    )
     if report.rewrites:
         used = ", ".join(f"{name} ({n})" if n > 1 else name for name, n in Counter(report.rewrites).items())
         screen.print(
             _indented(f"The graph was rewritten by {used}; `soapstone rules show NAME` shows a rule.")
         )
-    if report.is_optimal:
-        screen.print(_indented("It is proved that nothing faster exists, copies of shards apart."))
-    elif report.gap is not None and report.lower_bound_s is not None:
-        bound = SECONDS.short_text(report.lower_bound_s)
-        more = f"{report.gap:.1%} above" if report.gap < 1 else f"{report.gap + 1:.1f} times"
-        screen.print(_indented(f"It is at most {more} the optimum (lower bound {bound})."))
+    if report.proved_among is not None:
+        screen.print(_indented(f"Proved: none is faster of the {report.proved_among}."))
+    elif report.lower_bound_s:
+        screen.print(_indented(_gap(found, report.lower_bound_s)))
     if report.starts:
         screen.print(_starts_table(report.starts))
+
+
+def _end(report: SearchReport) -> str:
+    """Why the search ended. Only the paper's chains end by a rule of their own."""
+    is_by_rule = report.method == PAPERS and report.stop is StopReason.CONVERGED
+    return "half of each chain brought nothing better" if is_by_rule else report.stop
+
+
+def _gap(found: _Found, bound_s: float) -> str:
+    """How far the plan may be from the optimum, as trained; by an exact search's bound, as that counts."""
+    report, own = found.outcome.report, found.figures
+    gap = (own.makespan_s if report.has_bound_of_proof else own.bucketed_s) / bound_s - 1
+    more = f"{gap:.1%} above" if gap < 1 else f"{gap + 1:.1f} times"
+    bound = SECONDS.short_text(bound_s)
+    return f"It is at most {more} the optimum (lower bound {bound}) of {report.bounded_among}."
 
 
 def _counted(report: SearchReport) -> str:
@@ -361,10 +427,17 @@ def _starts_table(starts: tuple[StartReport, ...]) -> Table:
     for sort, group in groupby(starts, key=lambda start: _sort(start.name)):
         chains = list(group)
         name = chains[0].name if len(chains) == 1 else f"{len(chains)} {sort}"
-        first, best = chains[0].first_s, min(chain.best_s for chain in chains)
+        best = SECONDS.short_text(min(chain.best_s for chain in chains))
         count = sum(chain.proposals for chain in chains)
-        table.add_row(Text(name), SECONDS.short_text(first), SECONDS.short_text(best), f"{count:,}")
+        table.add_row(Text(name), _first(chains[0]), best, f"{count:,}")
     return table
+
+
+def _first(start: StartReport) -> str:
+    """What a start takes. Chains keep the best that seems to fit: only one that does not is faster than
+    what came of it, but for the last, which may take longer to move less."""
+    is_too_large = start.best_s > start.first_s and start.name != QUIETER
+    return f"{SECONDS.short_text(start.first_s)}{', seems not to fit' if is_too_large else ''}"
 
 
 def _sort(name: str) -> str:

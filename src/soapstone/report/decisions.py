@@ -56,7 +56,8 @@ class Devices:
 class Row:
     """Layers that are decided alike. `blocks` of the layers' `of_blocks` blocks are so; the rest of a
     layer has rows of its own. `flops_share` is the blocks' part of the model's flops, `parameters_share` that
-    of the weights they read. A row that stands for several `ways` to split a layer has no cuts."""
+    of the weights that no row before it reads, so that each weight counts once. A row that stands for several
+    `ways` to split a layer has no cuts."""
 
     layers: tuple[str, ...]
     operators: tuple[str, ...]
@@ -93,8 +94,8 @@ class Row:
 def rows(strategy: Strategy, most_ways: int | None = None) -> tuple[Row, ...]:
     """The decisions of a strategy, in the order of the graph; at most so many rows for each layer. Those of
     a pipeline are those of one micro-batch."""
-    strategy = strategy.of_one()
-    found = [row for layer in layers(strategy) for row in _layer_rows(strategy, layer, most_ways)]
+    strategy, counted = strategy.of_one(), set[str]()
+    found = [row for layer in layers(strategy) for row in _layer_rows(strategy, layer, most_ways, counted)]
     return tuple(_joined(list(alike)) for _, alike in groupby(_numbered(found), key=_fold_key))
 
 
@@ -145,9 +146,9 @@ def weights(graph: Graph, block: Block) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in read if graph.value(name).role is Role.WEIGHT))
 
 
-def _layer_rows(strategy: Strategy, layer: Layer, most: int | None) -> Iterator[Row]:
+def _layer_rows(strategy: Strategy, layer: Layer, most: int | None, counted: set[str]) -> Iterator[Row]:
     """A row for each way in which the layer's blocks are split, the most frequent first. With at most so
-    many rows, the last is for all remaining ways."""
+    many rows, the last is for all remaining ways. Weights that rows have counted are noted."""
     ways: dict[tuple[object, ...], list[Block]] = {}
     for block in layer.blocks:
         placement = strategy.placements[block.name]
@@ -155,16 +156,17 @@ def _layer_rows(strategy: Strategy, layer: Layer, most: int | None) -> Iterator[
     groups = sorted(ways.values(), key=lambda blocks: -len(blocks))
     listed = groups if most is None or len(groups) <= most else groups[: most - 1]
     for blocks in listed:
-        yield _row(strategy, layer, blocks, 1)
+        yield _row(strategy, layer, blocks, 1, counted)
     rest = groups[len(listed) :]
     if rest:
-        yield _row(strategy, layer, [block for blocks in rest for block in blocks], len(rest))
+        yield _row(strategy, layer, [block for blocks in rest for block in blocks], len(rest), counted)
 
 
-def _row(strategy: Strategy, layer: Layer, blocks: Sequence[Block], ways: int) -> Row:
+def _row(strategy: Strategy, layer: Layer, blocks: Sequence[Block], ways: int, counted: set[str]) -> Row:
     graph = strategy.graph
     placements = [strategy.placements[block.name] for block in blocks]
-    read = {name for block in blocks for name in weights(graph, block)}
+    read = {name for block in blocks for name in weights(graph, block)} - counted
+    counted |= read
     return Row(
         (layer.name,),
         (layer.blocks[0].leader.op_name,),

@@ -14,10 +14,14 @@ from typing import Any
 MOST_POINTS = 2000
 """[choice] Points of the curve: beyond that, evenly chosen ones and the last."""
 
+LOOKED_AT = "strategies that its search looks at"
+"""What a proof is about where a plan file claims one and says nothing else."""
+
 
 @dataclass(frozen=True)
 class Finding:
-    """A search. The curve's points are (seconds, proposals, best so far in seconds)."""
+    """A search. The curve's points are (seconds, proposals, best so far in seconds); `proved_among` and
+    `bounded_among` say which strategies a proof and the lower bound are about."""
 
     method: str
     seed: int | None
@@ -28,15 +32,19 @@ class Finding:
     is_optimal: bool
     gap: float | None
     curve: tuple[tuple[float, float, float], ...]
+    proved_among: str | None
+    bounded_among: str | None
 
 
-def finding(search: Mapping[str, Any] | None, makespan_s: float) -> Finding | None:
-    """What a plan says of its search; None if it says nothing."""
+def finding(search: Mapping[str, Any] | None, makespan_s: float, trained_s: float) -> Finding | None:
+    """What a plan says of its search; None if it says nothing. The gap is that of the time as trained; an
+    exact search's bound is for gradients that are summed one by one."""
     if not search:
         return None
     bound = _number(search.get("lower_bound_s"))
     is_optimal = search.get("is_optimal") is True
-    gap = 0.0 if is_optimal else makespan_s / bound - 1 if bound else None
+    bounded_s = makespan_s if search.get("method") == "exact" else trained_s
+    gap = 0.0 if is_optimal else bounded_s / bound - 1 if bound else None
     return Finding(
         str(search.get("method", "")),
         _whole(search.get("seed")),
@@ -47,6 +55,8 @@ def finding(search: Mapping[str, Any] | None, makespan_s: float) -> Finding | No
         is_optimal,
         gap,
         _curve(search.get("curve")),
+        _text(search.get("proved_among")) or (LOOKED_AT if is_optimal else None),
+        _text(search.get("bounded_among")) or (None if bound is None else LOOKED_AT),
     )
 
 
@@ -69,3 +79,7 @@ def _number(value: object) -> float | None:
 
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -16,7 +16,7 @@ from typing import Any
 
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plans import Plan, Simulation
-from soapstone.report.figures import Figures, is_alike
+from soapstone.report.figures import Figures, as_trained, is_alike
 from soapstone.report.page.actual import Actual
 from soapstone.report.page.finding import Finding, finding
 from soapstone.report.page.occupancy import PART_ORDER, occupancy
@@ -88,7 +88,7 @@ def document(
     """All that the page shows, as JSON has it."""
     machine = plan.machine
     moved = traffic(simulated, machine)
-    found = finding(plan.search, simulated.timeline.makespan_s)
+    found = finding(plan.search, simulated.timeline.makespan_s, own.bucketed_s)
     return {
         "model": plan.graph.name,
         "machine": machine.name,
@@ -97,6 +97,7 @@ def document(
         "samples": plan.graph.sample_count,
         "parameters": plan.graph.parameter_count,
         "makespan_s": simulated.timeline.makespan_s,
+        "bucketed_s": own.bucketed_s,
         "moved_bytes": own.moved_bytes,
         "fits": simulated.prediction.fits(machine),
         "why": list(why(simulated, moved, own, rivals)),
@@ -105,6 +106,7 @@ def document(
                 "name": rival.name,
                 "summary": rival.summary,
                 "makespan_s": rival.figures.makespan_s,
+                "bucketed_s": rival.figures.bucketed_s,
                 "needed_bytes": rival.needed_bytes,
                 "fits": rival.fits,
             }
@@ -157,8 +159,8 @@ def compared(graph: TaskGraph, timeline: Timeline, actual: Actual) -> tuple[Comp
 
 def why(simulated: Simulation, moved: Traffic, own: Figures, rivals: Sequence[Rival] = ()) -> tuple[str, str]:
     """Two sentences: what the plan does otherwise than data parallelism, and what its time consists of."""
-    reference = next((rival.figures for rival in rivals if rival.name == REFERENCE), None)
-    return _difference(own, reference), _path(simulated, moved.times)
+    reference = next((as_trained(rival.figures) for rival in rivals if rival.name == REFERENCE), None)
+    return _difference(as_trained(own), reference), _path(simulated, moved.times)
 
 
 def _difference(own: Figures, reference: Figures | None) -> str:
@@ -171,7 +173,7 @@ def _difference(own: Figures, reference: Figures | None) -> str:
     elif own.makespan_s < reference.makespan_s:
         speed = f"It is {reference.makespan_s / own.makespan_s:.3g} times as fast as data parallelism"
     else:
-        speed = f"It is {own.makespan_s / reference.makespan_s:.3g} times slower than data parallelism"
+        speed = f"It is {own.makespan_s / reference.makespan_s:.3g} times as slow as data parallelism"
     return (
         f"{speed}: a device waits {waits} on average instead of "
         f"{SECONDS.short_text(max(reference.waiting_s, 0.0))}, the busiest computes "

@@ -19,9 +19,23 @@ from soapstone.strategy.strategy import Strategy
 
 
 def data_parallel(graph: Graph, machine: Machine) -> Strategy:
-    """Every block split along samples over all devices; what has no samples runs on each of them."""
+    """Every block split along samples over all devices, or over the most that its samples divide by; what has
+    no samples runs on each of them."""
     devices = range(len(machine.devices))
     return each_block(graph, lambda block: over_samples(graph, block, devices))
+
+
+def uneven(shared: Strategy, machine: Machine) -> str | None:
+    """What data parallelism makes of a batch that does not divide by the devices, in words; else None."""
+    samples, count = shared.graph.sample_count, len(machine.devices)
+    if samples is None or samples % count == 0:
+        return None
+    why = f"the batch of {samples} does not divide by {count}; a batch of {samples + -samples % count} would"
+    widths = sorted({len(each.devices) for each in shared.placements.values() if each.degrees})
+    if not widths:
+        return f"data parallelism computes the whole batch on every device: {why}"
+    width = " to ".join(map(str, dict.fromkeys((widths[0], widths[-1]))))
+    return f"data parallelism is over {width} of {count} devices: {why}"
 
 
 def single_device(graph: Graph, machine: Machine) -> Strategy:
@@ -65,11 +79,21 @@ def each_block(graph: Graph, place: Callable[[Block], Placement]) -> Strategy:
 
 
 def over_samples(graph: Graph, block: Block, devices: Sequence[int]) -> Placement:
-    """The block split along samples over the devices; copies on all of them where it cannot be."""
-    count, dim = len(devices), graph.sample_dims.get(block.name, "")
-    if can_split(graph, block, {dim: count}):
-        return placed({dim: count}, devices)
-    return Placement((), tuple(devices), count)
+    """The block split along samples over the most devices that these divide by, the first ones; where it
+    cannot be, copies on all devices that share the batch."""
+    dim = graph.sample_dims.get(block.name)
+    size = 1 if dim is None else graph.signature(block.leader).sizes[dim]
+    for count in range(len(devices), 1, -1):
+        if dim is not None and size % count == 0 and can_split(graph, block, {dim: count}):
+            return placed({dim: count}, devices[:count])
+    used = devices[: sharing(graph.sample_count, len(devices))]
+    return Placement((), tuple(used), len(used))
+
+
+def sharing(samples: int | None, count: int) -> int:
+    """Of so many devices, the most that share a batch evenly; all of them where no two do."""
+    fewer = range(count, 1, -1)
+    return next((n for n in fewer if samples is not None and samples % n == 0), count)
 
 
 def can_split(graph: Graph, block: Block, degrees: Mapping[str, int]) -> bool:
