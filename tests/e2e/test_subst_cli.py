@@ -50,6 +50,8 @@ def test_verify_names_a_wrong_rule_and_fails(tmp_path: Path, capsys: pytest.Capt
         (["generate", "--op", "matmull"], "there is no operator 'matmull'; did you mean 'matmul'?"),
         (["generate", "--family", "nothing"], "there is no family 'nothing'"),
         (["list", "--book", "no/such.rules"], "cannot read no/such.rules"),
+        (["list", "softmaxx"], "no rule has the operator 'softmaxx'; did you mean 'softmax'?"),
+        (["verify", "relu-split", "--timeout", "inf"], "--timeout is a number of seconds, not inf"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -66,6 +68,14 @@ def test_a_damaged_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     book.write_text("# mine\nright | x:[1 1] | relu(relu(x)) | relu(x)\nx:[1 1] | relu(x)\n")
     assert main(["rules", "list", "--book", str(book)]) == 2
     assert "line 3" in capsys.readouterr().err
+
+
+def test_a_book_without_rules_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    book = tmp_path / "mine.rules"
+    book.write_text("# none yet\n")
+    for command in ("verify", "list"):
+        assert main(["rules", command, "--book", str(book)]) == 2
+        assert f"{book} has no rules" in capsys.readouterr().err
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:

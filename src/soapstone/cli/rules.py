@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -13,6 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from soapstone.cli.output import console, print_json, progress
+
+if TYPE_CHECKING:
+    from soapstone.subst.rulebook import Book, Entry
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 BookOption = Annotated[
@@ -30,6 +34,9 @@ TimeoutOption = Annotated[
     ),
 ]
 
+_LONGEST_MS = 2**31 - 1
+"""What Z3 can count."""
+
 app = typer.Typer(no_args_is_help=True, help="Substitutions: graphs that compute the same, found and proved.")
 
 
@@ -41,7 +48,22 @@ def register(parent: typer.Typer) -> None:
 def _milliseconds(timeout_s: float | None) -> int:
     from soapstone.subst.proving import TIMEOUT_MS
 
-    return TIMEOUT_MS if timeout_s is None else int(timeout_s * 1000)
+    if timeout_s is None:
+        return TIMEOUT_MS
+    if not math.isfinite(timeout_s):
+        raise typer.BadParameter(f"--timeout is a number of seconds, not {timeout_s}.")
+    return min(int(timeout_s * 1000), _LONGEST_MS)
+
+
+def _read(book: Path | None) -> Book:
+    """The book that was asked for, in which there are rules."""
+    from soapstone.errors import RuleError
+    from soapstone.subst.rulebook import read, shipped
+
+    found = shipped() if book is None else read(book)
+    if not found.entries:
+        raise RuleError(f"{book} has no rules; write one a line, 'name | variables | left | right'")
+    return found
 
 
 @app.command()
@@ -150,10 +172,9 @@ def verify(
         soapstone rules verify --book my.rules --json
     """
     from soapstone.ops.proof import Proved, Refuted, Unknown
-    from soapstone.subst.rulebook import read, shipped
     from soapstone.subst.verifying import judge, status
 
-    found = shipped() if book is None else read(book)
+    found = _read(book)
     entries = [found.entry(one) for one in name] if name else list(found.entries.values())
     with progress("proving", float(len(entries))) as show:
         judged = list(
@@ -198,14 +219,9 @@ def list_rules(
         soapstone rules list softmax
         soapstone rules list conv2d --json
     """
-    from soapstone.subst.rulebook import read, shipped
-    from soapstone.subst.term import calls
-
-    entries = [
-        entry
-        for entry in (shipped() if book is None else read(book)).entries.values()
-        if not pattern or any(call.word == pattern for call in calls(entry.rule.left + entry.rule.right))
-    ]
+    entries = list(_read(book).entries.values())
+    if pattern:
+        entries = _with_word(entries, pattern)
     if as_json:
         print_json(
             {
@@ -218,6 +234,20 @@ def list_rules(
         return
     for entry in entries:
         print(f"{entry.rule.name} | {entry.rule} | {entry.status}")
+
+
+def _with_word(entries: list[Entry], word: str) -> list[Entry]:
+    """The rules in which a word occurs."""
+    from soapstone.errors import RuleError
+    from soapstone.machine.checks import did_you_mean
+    from soapstone.subst.term import calls
+
+    words = {e.rule.name: {call.word for call in calls(e.rule.left + e.rule.right)} for e in entries}
+    found = [entry for entry in entries if word in words[entry.rule.name]]
+    if not found:
+        known = sorted(set().union(*words.values()))
+        raise RuleError(f"no rule has the operator '{word}'{did_you_mean(word, known)}")
+    return found
 
 
 @app.command()
@@ -236,13 +266,12 @@ def show(
     from soapstone.errors import RuleError
     from soapstone.subst.costing import changes_cost
     from soapstone.subst.layout import Objection
-    from soapstone.subst.rulebook import read, shipped
     from soapstone.subst.sizes import shapes_for
 
-    entry = (shipped() if book is None else read(book)).entry(name)
+    entry = _read(book).entry(name)
     rule, tried = entry.rule, shapes_for(entry.rule)
     if isinstance(tried, Objection):
-        raise RuleError(f"rule '{name}' is well formed at no sizes that were tried: {tried.reason}")
+        raise RuleError(f"rule '{name}' fits none of the sizes tried: {tried.reason}")
     document = {
         "name": rule.name,
         "family": entry.family,

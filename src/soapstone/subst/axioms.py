@@ -13,9 +13,12 @@ Derived from an operator f's notation and body:
 
 Named, because they say how the three words that depend on sizes meet: `NAMED`.
 
+Nothing is derived of an opaque function: one whose attributes may be any (`[*]`), which draws random numbers,
+or whose notation is another at other sizes. What a check at one choice shows, it does not show of others.
+
 `check` writes both sides out at small sizes, all elements unknown, and has Z3 prove every element equal: the
 domain on which the axiom is checked. That it holds at other sizes is what the notation says, or, for a named
-axiom, what its name says.
+axiom, what its name says: its domain, as its docstring states it, is enforced before anything is checked.
 """
 
 from __future__ import annotations
@@ -23,16 +26,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
-from soapstone.errors import OpError
-from soapstone.ops import Shape
-from soapstone.ops.proof import Proved, Refuted, Verdict
+from soapstone.ops import Shape, lookup
+from soapstone.ops.proof import Proved, Refuted, Unknown, Verdict
 from soapstone.subst.elements import all_equal, symbols, written_out
-from soapstone.subst.functions import Function
+from soapstone.subst.functions import Function, has_elements
 from soapstone.subst.linearity import additive_sets
 from soapstone.subst.term import Term, Var
-from soapstone.subst.words import CUTS, Context
+from soapstone.subst.words import CUTS, ILL_FORMED, Context, reason
 
 
 @dataclass(frozen=True)
@@ -66,14 +69,20 @@ def check(axiom: Axiom, context: Context, timeout_ms: int = 5_000) -> Verdict:
 _CHECKED: dict[object, Verdict] = {}
 
 
+_MOST_ELEMENTS = 1_024
+"""[choice] An axiom is about so few elements, or is not checked: more take long and show nothing more."""
+
+
 def _checked(axiom: Axiom, context: Context, timeout_ms: int) -> Verdict:
+    if sum(prod(shape) for shape in axiom.domain.values()) > _MOST_ELEMENTS:
+        return Unknown("its domain is too large to be checked")
     values = {name: symbols(name, shape) for name, shape in axiom.domain.items()}
     try:
         left = written_out((axiom.left,), values, context)
         right = written_out((axiom.right,), values, context)
-    except OpError as error:
-        return Refuted(f"it is not well formed: {error}")
-    return all_equal(left, right, timeout_ms)
+        return all_equal(left, right, timeout_ms)
+    except ILL_FORMED as error:
+        return Refuted(f"it is not well formed: {reason(error)}")
 
 
 def numbered_dims(function: Function) -> frozenset[str]:
@@ -91,10 +100,10 @@ def _small(shape: Shape) -> Shape:
 
 
 class Deriving:
-    """The axioms about a set of functions."""
+    """The axioms about a set of functions; those that are opaque have none."""
 
     def __init__(self, functions: Iterable[Function]) -> None:
-        self.functions = {function.key: function for function in functions}
+        self.functions = {function.key: function for function in functions if not function.is_opaque}
 
     def axioms(self) -> Iterator[Axiom]:
         """All of them that pass their check."""
@@ -115,9 +124,11 @@ def _variables(function: Function, mark: str = "") -> list[Var]:
 
 
 def _domain(function: Function, *marked: tuple[Sequence[Var], Iterable[int]]) -> dict[str, Shape]:
-    return {
-        variables[i].name: _small(function.samples[i]) for variables, operands in marked for i in operands
-    }
+    """Shapes for variables that are the operands of a function: smaller than its samples, unless windows and
+    the like need those."""
+    small = tuple(map(_small, function.samples))
+    samples = small if has_elements(replace(function, samples=small)) else function.samples
+    return {variables[i].name: samples[i] for variables, operands in marked for i in operands}
 
 
 def _dims(function: Function) -> Iterator[tuple[str, tuple[tuple[int, int], ...]]]:
@@ -232,7 +243,8 @@ def _linear(given: Deriving, function: Function) -> Iterator[Axiom]:
 def is_pointwise(function: Function) -> bool:
     """Whether every element of the result depends on the same element of each operand, and on that alone:
     not on where it is."""
-    if function.applied.op.body is None or function.applied.op.body_knows_place:
+    op = function.applied.op
+    if function.is_opaque or op.body is None or op.body_knows_place:
         return False
     dims = function.plain(None)
     return None not in dims and all(function.plain(i) == dims for i in range(len(function.samples)))
@@ -400,37 +412,59 @@ def _transposed_twice(_: Deriving, function: Function) -> Made:
 
 
 def _kernel_that_changes_nothing(given: Deriving, function: Function) -> Made:
+    """Where the window moves by single steps over neighbours: then the result is as large as the image only
+    if the window is `2 * padding + 1`, at which it is checked."""
     kernel = given.functions.get(("identity_kernel", (), (4,)))
-    if function.word == "conv2d" and kernel is not None and len(function.samples) == 2:
+    attrs = _convolution(function)
+    if attrs is not None and kernel is not None and _is_plain(attrs):
         x, y = Var("x"), Var("y")
-        yield function(x, kernel(y)), x, _framed(function)
+        window = [2 * attrs[name] + 1 for name in ("ph", "pw")]
+        yield function(x, kernel(y)), x, {"x": (2, 2, 2, 2), "y": (2, 2, *window)}
 
 
 def _kernel_that_takes_means(given: Deriving, function: Function) -> Made:
+    """Where both windows move by single steps over neighbours: then the results are of one size only if the
+    windows are, and the axiom is checked at the window that the pooling has."""
     kernel = given.functions.get(("mean_kernel", (), (4,)))
-    if function.word == "conv2d" and kernel is not None and len(function.samples) == 2:
-        x, y = Var("x"), Var("y")
-        for other in given.functions.values():
-            if other.word == "avg_pool2d":
-                yield function(x, kernel(y)), other(x), _framed(function)
-
-
-def _framed(function: Function) -> dict[str, Shape]:
-    """An image, and a kernel whose window is as large as leaves its size as it is: other kernels are not what
-    the axioms above are about, whatever the samples are."""
-    attrs = dict(function.attrs)
-    window = [2 * attrs.get(name, 0) + 1 for name in ("ph", "pw")]
-    return {"x": (2, 2, 2, 2), "y": (2, 2, *window)}
+    attrs = _convolution(function)
+    if attrs is None or kernel is None or not _is_plain(attrs):
+        return
+    x, y = Var("x"), Var("y")
+    for other in given.functions.values():
+        pooling = lookup("avg_pool2d").complete(dict(other.attrs)) if other.word == "avg_pool2d" else {}
+        window, step, padding = (pooling.get(name) for name in ("kernel", "stride", "padding"))
+        if isinstance(window, int) and step == 1 and padding == attrs["ph"] == attrs["pw"]:
+            image = max(2, window - 2 * attrs["ph"])
+            yield function(x, kernel(y)), other(x), {"x": (2, 2, image, image), "y": (2, 2, window, window)}
 
 
 def _enlarged_kernel(given: Deriving, function: Function) -> Made:
+    """Where two convolutions differ in padding alone, by one step of the window: then what is read is the
+    same for every window, stride and dilation."""
     kernel = given.functions.get(("enlarge", (), (4,)))
-    if function.word == "conv2d" and kernel is not None and len(function.samples) == 2:
-        x, y = Var("x"), Var("y")
-        for other in given.functions.values():
-            if other.word == "conv2d" and len(other.samples) == 2 and other.attrs != function.attrs:
-                domain = _domain(other, ([x, y], (0, 1)))
-                yield other(x, y), function(x, kernel(y)), {**domain, "y": (*domain["y"][:2], 1, 1)}
+    attrs = _convolution(function)
+    if attrs is None or kernel is None:
+        return
+    x, y = Var("x"), Var("y")
+    for other in given.functions.values():
+        own = _convolution(other)
+        if own is not None and {**own, "ph": own["ph"] + own["dh"], "pw": own["pw"] + own["dw"]} == attrs:
+            image, domain = [own[name] + 1 for name in ("dh", "dw")], _domain(other, ([x, y], (0, 1)))
+            domain = {"x": (*domain["x"][:2], *image), "y": (*domain["y"][:2], 2, 2)}
+            yield other(x, y), function(x, kernel(y)), domain
+
+
+def _convolution(function: Function) -> dict[str, int] | None:
+    """The numbers of a convolution of an image with a kernel alone; None for any other function."""
+    if function.word != "conv2d" or len(function.samples) != 2:
+        return None
+    attrs = lookup("conv2d").complete(dict(function.attrs))
+    return {name: value for name, value in attrs.items() if isinstance(value, int)}
+
+
+def _is_plain(attrs: Mapping[str, int]) -> bool:
+    """Whether a convolution's window moves by single steps over neighbours."""
+    return all(attrs[name] == 1 for name in ("sh", "sw", "dh", "dw"))
 
 
 NAMED: Mapping[str, Callable[[Deriving, Function], Made]] = {

@@ -15,8 +15,8 @@ from soapstone.ops.examples import Tensor
 from soapstone.ops.proof import Refuted, Unknown
 from soapstone.subst.executing import Array, executed, spread
 from soapstone.subst.layout import Objection, is_parallel
-from soapstone.subst.sizes import Shapes, at_degree, shapes_for, types_for, varied
-from soapstone.subst.term import Rule, Term, Var, calls
+from soapstone.subst.sizes import Setting, Shapes, at_degree, settings, types_for, varied
+from soapstone.subst.term import Call, Rule, Term, Var, calls
 from soapstone.subst.words import ABBREVIATIONS, Context, Typed
 
 _TOLERANCE = 1e-8
@@ -24,11 +24,29 @@ ROUNDS = 2
 
 
 def refutation(rule: Rule, seed: int = 0, rounds: int = ROUNDS) -> Refuted | Unknown | None:
-    """A counterexample, if random tensors show one; None if they do not; Unknown if torch refuses them."""
-    found = shapes_for(rule)
+    """A counterexample, if random tensors show one for any choice of what `[*]` stands for; None if they do
+    not; Unknown if torch refuses them, or no sizes that were tried fit."""
+    found = settings(rule)
     if isinstance(found, Objection):
-        return Refuted(f"there are no sizes at which both sides are well formed and agree: {found.reason}")
-    shapes, context = found
+        return misfit(found)
+    doubts = []
+    for setting in found:
+        shown = _refutation_at(rule, setting, seed, rounds)
+        if isinstance(shown, Refuted):
+            return shown
+        doubts += [shown] if shown is not None else []
+    return doubts[0] if len(doubts) == len(found) else None
+
+
+def misfit(objection: Objection) -> Refuted | Unknown:
+    """The verdict on a rule that no sizes that were tried fit: refuted, if no others could."""
+    if objection.of_sizes:
+        return Unknown(f"none of the sizes tried fits: {objection.reason}")
+    return Refuted(objection.reason)
+
+
+def _refutation_at(rule: Rule, setting: Setting, seed: int, rounds: int) -> Refuted | Unknown | None:
+    shapes, context = setting
     for number in range(rounds):
         here = (shapes, context) if number == 0 else varied(rule, shapes, context, seed + number)
         try:
@@ -36,10 +54,17 @@ def refutation(rule: Rule, seed: int = 0, rounds: int = ROUNDS) -> Refuted | Unk
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             if number > 0:
                 continue  # torch asks for more than the notation says, and the first sizes met it
-            return Unknown(f"it could not be executed on random tensors: {str(error).splitlines()[0]}")
+            return Unknown(f"it could not be executed on random tensors: {_refusal(error)}")
         if shown is not None:
             return shown
     return None
+
+
+def _refusal(error: Exception) -> str:
+    """What torch says, in a line; what Python says means nothing to a reader of rules."""
+    if isinstance(error, RuntimeError) and str(error):
+        return str(error).splitlines()[0]
+    return "an operator has no operands, or does not take these"
 
 
 def differs(rule: Rule, shapes: Shapes, context: Context, seed: int) -> Refuted | None:
@@ -62,15 +87,24 @@ def differs(rule: Rule, shapes: Shapes, context: Context, seed: int) -> Refuted 
             wrong = ~np.isclose(a, b, rtol=0.0, atol=scale, equal_nan=True)
             if wrong.any():
                 index = tuple(int(i) for i in np.argwhere(wrong)[0])
-                return Refuted(
-                    f"output {number} at {list(index)} is {a[index]:.6g} on the left and {b[index]:.6g} "
-                    f"on the right, with {_listed(shapes)} and seed {seed}"
-                )
+                where = f"with {_listed(shapes, context)} and seed {seed}"
+                return Refuted(f"output {number} at {list(index)} is {_apart(a[index], b[index])}, {where}")
     return None
 
 
-def _listed(shapes: Mapping[str, Shape]) -> str:
-    return ", ".join(f"{name} of {list(shape)}" for name, shape in shapes.items())
+def _apart(left: float, right: float) -> str:
+    """Two numbers that differ, and by how much where that is not seen."""
+    one, two = f"{left:.6g}", f"{right:.6g}"
+    if one == two:
+        one, two = f"{left:.17g}", f"{right:.17g}"
+    return f"{one} on the left and {two} on the right"
+
+
+def _listed(shapes: Mapping[str, Shape], context: Context) -> str:
+    """The shapes, and what `[*]` stands for."""
+    found = [f"{name} of {list(shape)}" for name, shape in shapes.items()]
+    meant = [Call(word, (), tuple(attrs.items())) for word, attrs in context.attrs.items() if attrs]
+    return ", ".join([*found, *(str(call).removesuffix("()") for call in meant)])
 
 
 def _random(rule: Rule, name: str, shape: Shape, rng: np.random.Generator) -> Array:

@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import z3
 
+from soapstone.errors import OpError
 from soapstone.ops import Shape
 from soapstone.ops.proof import Proved, Refuted, Unknown, Verdict
 from soapstone.ops.reference import Z3_REALS, Index, meaning
 from soapstone.subst.layout import is_parallel
 from soapstone.subst.term import Side, Term, Var, subterms
-from soapstone.subst.words import Applied, Context, applied
+from soapstone.subst.words import Applied, Context, applied, is_empty
 
 Elements = npt.NDArray[np.object_]
 
@@ -47,7 +48,11 @@ def written_out(side: Side, values: Mapping[str, Elements], context: Context) ->
 
 
 def _result(meant: Applied, args: Sequence[Elements]) -> Elements:
+    if meant.op.random:
+        raise OpError(f"{meant.op.name} draws random numbers, and is no function of its operands")
     signature = meant.signature
+    if is_empty(signature):
+        raise OpError(f"the result of {meant.op.name} would have no elements")
     result = np.empty(signature.output_shapes[0], dtype=object)
     if meant.op.body is None:
         return _unknown(meant, args, result)
@@ -90,6 +95,8 @@ def all_equal(left: Sequence[Elements], right: Sequence[Elements], timeout_ms: i
         if one.shape != two.shape:
             return Refuted(f"output {number} has shape {list(one.shape)} against {list(two.shape)}")
         for index in np.ndindex(*one.shape):
+            if not (z3.is_expr(one[index]) and z3.is_expr(two[index])):
+                return Unknown(f"element {list(index)} cannot be written out")
             same = z3.simplify(one[index] == two[index], som=True)
             if z3.is_true(same):
                 continue

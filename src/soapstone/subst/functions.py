@@ -3,30 +3,40 @@
 A `Function` is a word with its attributes and the ranks of its operands. Which axes must measure the same,
 and what the axes of the result measure, is read off the operator's notation at sample shapes: an axis
 indexed by one dim alone, from end to end, measures what that dim does. What cannot be read off so is an
-unknown function of all the operands' sizes.
+unknown function of all the operands' sizes. Of an *opaque* function nothing is read off: its attributes may
+be any (`[*]`), it draws random numbers, or its notation is another at other sizes that its numbers allow, as
+that of a reshape is. What holds at one choice need not hold at another.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any
 
 import z3
 
 from soapstone.ops import Affine, Shape, Signature
-from soapstone.subst.term import Call, Term, Var
-from soapstone.subst.words import CUTS, Applied, Context, applied
+from soapstone.subst.term import ANY, Call, Term, Var
+from soapstone.subst.words import ABBREVIATIONS, CUTS, ILL_FORMED, Applied, Context, applied, is_empty
+
+_AXES = frozenset({"dim", "dims"})
+"""Attributes that say along which axes, at all sizes the same."""
 
 TENSOR = z3.DeclareSort("Tensor")
 FACTOR = z3.Real("factor")
-_SIZE = [z3.Function(f"size{axis}", TENSOR, z3.IntSort()) for axis in range(8)]
 
 
 def size(tensor: Any, axis: int) -> Any:
     """What an axis of a tensor measures, in Z3."""
-    return _SIZE[axis](tensor)
+    return _size(axis)(tensor)
+
+
+@cache
+def _size(axis: int) -> Any:
+    return z3.Function(f"size{axis}", TENSOR, z3.IntSort())
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,57 @@ class Function:
     def applied(self) -> Applied:
         call = self(*(Var(str(i)) for i in range(len(self.samples))))
         return applied(call, self.samples, self.context)
+
+    @cached_property
+    def is_opaque(self) -> bool:
+        """Whether nothing may be used of it but that it is a function: its attributes may be any, it draws
+        random numbers, or it is another function at other sizes."""
+        return self.attrs == ANY or self.applied.op.random or self._is_of_its_sizes
+
+    @property
+    def _is_of_its_sizes(self) -> bool:
+        """Whether axes of operands and result meet in other ways at other sizes that its numbers allow."""
+        given = self.applied.op.complete(self.applied.attrs).items()
+        numbers = [name for name, value in given if _has_numbers(value) and name not in _AXES]
+        is_same = isinstance(self.applied.op.notation, str) and not self.signature.factored
+        if self.word in ABBREVIATIONS or not numbers or is_same:
+            return False
+        return any(self._meets_otherwise(other) for other in self._elsewhere())
+
+    def _meets_otherwise(self, other: Function) -> bool:
+        """Whether axes that are indexed by one dim here are not so at other samples.
+
+        Where the notation is the same, a dim that has become single is passed over (a group of axes is read
+        without it), and axes may be indexed by one dim there that are not so here.
+        """
+        if self._text != other._text:
+            return self._joints != other._joints
+        sizes, others = self.signature.sizes, other.signature.sizes
+        if any(others[dim] == 1 != sizes[dim] for dim in sizes):
+            return False
+        return any(dim not in (None, there) for dim, there in zip(self._joints, other._joints, strict=True))
+
+    @property
+    def _text(self) -> str:
+        op, meant = self.applied.op, self.applied
+        return (
+            op.notation
+            if isinstance(op.notation, str)
+            else op.notation(meant.shapes, op.complete(meant.attrs))
+        )
+
+    @property
+    def _joints(self) -> tuple[str | None, ...]:
+        """For each axis of the operands, and of the result, the dim that alone indexes it."""
+        return tuple(dim for each in (*range(len(self.samples)), None) for dim in self.plain(each))
+
+    def _elsewhere(self) -> Iterator[Function]:
+        """The same word where one operand has other sizes."""
+        for operand, shape in enumerate(self.samples):
+            for other in _other_shapes(shape):
+                found = replace(self, samples=(*self.samples[:operand], other, *self.samples[operand + 1 :]))
+                if has_elements(found):
+                    yield found
 
     @property
     def signature(self) -> Signature:
@@ -107,6 +168,8 @@ class Function:
 
     def conditions(self, args: Sequence[Any], cut: Any) -> Iterator[Any]:
         """What must hold of the operands' sizes."""
+        if self.is_opaque:
+            return
         for places in self.places.values():
             (operand, axis), *others = places
             for other, at in others:
@@ -118,23 +181,24 @@ class Function:
     def sizes(self, args: Sequence[Any], cut: Any) -> Iterator[Any]:
         """What each axis of the result measures."""
         for axis, dim in enumerate(self.plain(None)):
-            special = self._special_size(axis, args, cut)
-            window = self._window_size(dim, args) if special is None else None
-            if special is not None:
-                yield special
-            elif window is not None:
-                yield window
-            elif dim is not None and dim in self.places:
-                operand, at = self.places[dim][0]
-                yield size(args[operand], at)
-            else:
-                given = [
-                    size(arg, i) for arg, rank in zip(args, self.ranks, strict=True) for i in range(rank)
-                ]
-                unknown = z3.Function(
-                    f"size of {self.symbol.name()} {axis}", *[z3.IntSort()] * (len(given) + 1)
-                )
-                yield unknown(*given)
+            known = None if self.is_opaque else self._known_size(axis, dim, args, cut)
+            yield self._unknown_size(axis, args) if known is None else known
+
+    def _known_size(self, axis: int, dim: str | None, args: Sequence[Any], cut: Any) -> Any:
+        """What an axis of the result measures, where notation says it; else None."""
+        special = self._special_size(axis, args, cut)
+        window = self._window_size(dim, args) if special is None else None
+        if special is not None or window is not None:
+            return window if special is None else special
+        if dim is None or dim not in self.places:
+            return None
+        operand, at = self.places[dim][0]
+        return size(args[operand], at)
+
+    def _unknown_size(self, axis: int, args: Sequence[Any]) -> Any:
+        given = [size(arg, i) for arg, rank in zip(args, self.ranks, strict=True) for i in range(rank)]
+        name = f"size of {self.symbol.name()} {axis}"
+        return z3.Function(name, *[z3.IntSort()] * (len(given) + 1))(*given)
 
     def _special_size(self, axis: int, args: Sequence[Any], cut: Any) -> Any:
         if self.word == "enlarge":
@@ -162,6 +226,31 @@ class Function:
                     found = found - size(args[at], own)
                 return found + (sizes[dim] - shape[axis] + sum(sizes[name] for name in windows))
         return None
+
+
+def _other_shapes(shape: Shape) -> Iterator[Shape]:
+    """Shapes that differ in one axis, and those with as many elements in other axes."""
+    for one, size_before in enumerate(shape):
+        for size_after in {1, size_before + 1, 2 * size_before} - {size_before}:
+            yield (*shape[:one], size_after, *shape[one + 1 :])
+        factors = [n for n in range(2, size_before + 1) if size_before % n == 0]
+        for two, factor in itertools.product(range(len(shape)), factors):
+            if two != one:
+                moved = list(shape)
+                moved[one], moved[two] = size_before // factor, shape[two] * factor
+                yield tuple(moved)
+
+
+def _has_numbers(value: object) -> bool:
+    return isinstance(value, int | tuple) and not isinstance(value, bool)
+
+
+def has_elements(function: Function) -> bool:
+    """Whether the function is well formed at its samples, and its result is not empty."""
+    try:
+        return not is_empty(function.signature)
+    except ILL_FORMED:
+        return False
 
 
 SIZES: Mapping[str, Any] = {

@@ -59,9 +59,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Objection:
-    """Why an operator cannot be applied to values laid out so."""
+    """Why an operator cannot be applied to values laid out so; `of_sizes` if at other sizes it might."""
 
     reason: str
+    of_sizes: bool = False
 
 
 def whole(rank: int) -> Layout:
@@ -240,7 +241,7 @@ def _outputs(
     cells = {dim: product((degrees.get(dim, 1), pieces.get(dim, 1))) for dim in (*degrees, *pieces)}
     objection = signature.objection({dim: n for dim, n in cells.items() if isinstance(n, int)})
     if objection is not None:
-        return Objection(objection)
+        return Objection(objection, of_sizes=True)
     found = []
     for output in range(len(signature.outputs)):
         dims = output_carriers(signature, output)

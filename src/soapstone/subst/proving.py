@@ -8,6 +8,7 @@ A rule holds when, for any sizes at which both sides are well formed and their o
 
 Tensors are an uninterpreted sort. Every axiom is guarded by the sizes at which it makes sense, because
 without sizes "concat associates" and "the parts of a concat are what was concatenated" contradict each other.
+Of an operator whose attributes may be any (`[*]`) nothing is known but that it is a function of its operands.
 Axioms are instantiated only where one of their sides occurs (triggers), and Z3 has a limit of time and of
 steps, so a proof ends: `Proved`, `Refuted` with a counterexample from `checking`, or `Unknown`.
 """
@@ -25,8 +26,8 @@ from soapstone.subst.degree import Symbolic, as_z3
 from soapstone.subst.elements import all_equal, symbols, written_out
 from soapstone.subst.functions import TENSOR, Function, size
 from soapstone.subst.layout import Layout, Objection, is_parallel
-from soapstone.subst.sizes import shapes_for
-from soapstone.subst.term import Call, Rule, Side, Term, Var, calls
+from soapstone.subst.sizes import Setting, settings
+from soapstone.subst.term import Call, Rule, Side, Term, Var, calls, erased
 from soapstone.subst.words import CUTS, Context, Typed, types_of
 
 STEPS = 20_000_000
@@ -100,14 +101,6 @@ class AxiomEncoding(Encoding):
         return self.position((call.word, call.attrs) == self.subject)
 
 
-def erased(term: Term) -> Term:
-    """The term without its parallel operators."""
-    if isinstance(term, Var):
-        return term
-    args = tuple(erased(arg) for arg in term.args)
-    return args[0] if is_parallel(term.word) else Call(term.word, args, term.attrs)
-
-
 def functions_in(side: Side, types: Mapping[Term, Typed], context: Context) -> Iterator[Function]:
     """The functions that occur in a side, at the shapes it has."""
     for call in calls(side):
@@ -145,7 +138,8 @@ class Prover:
         goals = []
         for one, two in zip(rule.left, rule.right, strict=True):
             goals.append(encoding.term(one) == encoding.term(two))
-            goals += _same_layout(layouts[one], layouts[two])
+            for known in layouts:
+                goals += _same_layout(known[one], known[two])
         solver = self._solver(encoding)
         for one, two in zip(rule.left, rule.right, strict=True):
             for axis in range(encoding.ranks[one]):
@@ -154,8 +148,7 @@ class Prover:
         result = solver.check()
         if result == z3.unsat or self._holds_at_a_point(rule):
             return Proved()
-        reason = solver.reason_unknown() if result == z3.unknown else "the axioms do not imply it"
-        return Unknown(f"Z3 found no proof: {reason}")
+        return Unknown(f"no proof was found: {_why(solver.reason_unknown() if result == z3.unknown else '')}")
 
     def _holds_at_a_point(self, rule: Rule) -> bool:
         """Whether all operators take elements one by one, and Z3 proves the rule for one element."""
@@ -247,12 +240,31 @@ def _mentions_all(term: Any, bound: Iterable[Any]) -> bool:
     return z3.is_app(term) and term.num_args() > 0 and all(known.get_id() in found for known in bound)
 
 
-def symbolic_layouts(rule: Rule) -> dict[Term, Layout] | Objection:
-    """The layouts of all subterms with `k` for the degree."""
-    found = shapes_for(rule)
+def _why(said: str) -> str:
+    """Z3's reason to give up, in words."""
+    if "resource" in said or "memory" in said:
+        return "Z3 gave up after as many steps as it may take"
+    if "timeout" in said or "cancel" in said:
+        return "Z3 gave up after the time it may take; --timeout gives it more"
+    return "the axioms do not imply it, as far as Z3 can tell"
+
+
+def symbolic_layouts(rule: Rule) -> list[dict[Term, Layout]] | Objection:
+    """The layouts of all subterms with `k` for the degree, for each choice of what `[*]` stands for."""
+    found = settings(rule)
     if isinstance(found, Objection):
         return found
-    shapes, concrete = found
+    every = []
+    for setting in found:
+        layouts = _layouts_at(rule, setting)
+        if isinstance(layouts, Objection):
+            return layouts
+        every.append(layouts)
+    return every
+
+
+def _layouts_at(rule: Rule, setting: Setting) -> dict[Term, Layout] | Objection:
+    shapes, concrete = setting
     context = Context(degree=Symbolic(("k",)), cuts=concrete.cuts, attrs=concrete.attrs)
     variables = {name: Typed(shapes[name], layout) for name, layout in rule.variables.items()}
     types = types_of(rule.left + rule.right, variables, context)

@@ -95,15 +95,18 @@ def read(place: Path) -> Book:
     if not files:
         raise RuleError(f"{place} holds no {SUFFIX} file")
     entries: dict[str, Entry] = {}
+    places: dict[str, str] = {}
     for file in files:
-        for entry in _entries(file):
-            if entry.rule.name in entries:
-                raise RuleError(f"{file} has a rule '{entry.rule.name}', and so has another place")
-            entries[entry.rule.name] = entry
+        for number, entry in _entries(file):
+            name, here = entry.rule.name, f"{file}, line {number}"
+            if name in entries:
+                raise RuleError(f"{here}: there is a rule '{name}' already, in {places[name]}; rename one")
+            entries[name], places[name] = entry, here
     return Book(entries)
 
 
-def _entries(file: Path) -> Iterable[Entry]:
+def _entries(file: Path) -> Iterable[tuple[int, Entry]]:
+    """The rules of a file, with their lines."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -116,7 +119,7 @@ def _entries(file: Path) -> Iterable[Entry]:
             check_words(rule.left + rule.right)
         except (OpError, RuleError) as error:
             raise RuleError(f"{file}, line {number}: {error}") from error
-        yield Entry(rule, file.stem, status)
+        yield number, Entry(rule, file.stem, status)
 
 
 @cache

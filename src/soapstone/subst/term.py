@@ -26,6 +26,9 @@ from soapstone.subst.layout import Layout, is_parallel
 ANY = (("*", "*"),)
 """The attributes of a word that may have any."""
 
+MOST_NESTED = 64
+"""[choice] How deep words may stand in each other: terms are walked by recursion."""
+
 
 @dataclass(frozen=True)
 class Var:
@@ -123,6 +126,14 @@ def node_count(side: Side) -> int:
     return len({(call.args, call.attrs) if call.word in ("head", "tail") else call for call in calls(side)})
 
 
+def erased(term: Term) -> Term:
+    """The term without its parallel operators."""
+    if isinstance(term, Var):
+        return term
+    args = tuple(erased(arg) for arg in term.args)
+    return args[0] if is_parallel(term.word) else Call(term.word, args, term.attrs)
+
+
 def substituted(term: Term, by: Mapping[Term, Term]) -> Term:
     """The term with every occurrence of some subterms replaced."""
     found = by.get(term)
@@ -176,7 +187,11 @@ def _tokens(text: str) -> list[str]:
     return tokens
 
 
-def _term(tokens: list[str], text: str) -> Term:
+def _term(tokens: list[str], text: str, depth: int = 0) -> Term:
+    if depth > MOST_NESTED:
+        raise RuleError(
+            f"words are nested more than {MOST_NESTED} deep in '{_short(text)}'; write a smaller rule"
+        )
     if not tokens or (not tokens[0][0].isalpha() and tokens[0][0] != "_"):
         raise RuleError(f"a name is missing in '{text.strip()}'")
     name = tokens.pop(0)
@@ -188,10 +203,10 @@ def _term(tokens: list[str], text: str) -> Term:
             raise RuleError(f"'{name}' has attributes but no operands in '{text.strip()}'")
         return Var(name)
     tokens.pop(0)
-    args = [] if tokens and tokens[0] == ")" else [_term(tokens, text)]
+    args = [] if tokens and tokens[0] == ")" else [_term(tokens, text, depth + 1)]
     while tokens and tokens[0] == ",":
         tokens.pop(0)
-        args.append(_term(tokens, text))
+        args.append(_term(tokens, text, depth + 1))
     if not tokens or tokens.pop(0) != ")":
         raise RuleError(f"a ')' is missing in '{text.strip()}'")
     return Call(name, tuple(args), attrs)
@@ -200,20 +215,27 @@ def _term(tokens: list[str], text: str) -> Term:
 def _attrs(text: str, whole: str) -> tuple[tuple[str, Attr], ...]:
     if text.strip() == "*":
         return ANY
-    found = []
+    found: list[tuple[str, Attr]] = []
     for part in text.split(","):
         key, equals, value = part.partition("=")
         if not equals:
             raise RuleError(f"'{part.strip()}' is no attribute (name=value) in '{whole.strip()}'")
+        if key.strip() in dict(found):
+            raise RuleError(f"attribute '{key.strip()}' is given twice in '{_short(whole)}'; leave one out")
         found.append((key.strip(), _value(value.strip())))
     return tuple(found)
 
 
+def _short(text: str) -> str:
+    """The beginning of a text, for a sentence."""
+    return text.strip() if len(text.strip()) <= 80 else f"{text.strip()[:77]}..."
+
+
 def _degree(text: str) -> Degree:
-    if text.isdigit():
+    if re.fullmatch(r"[1-9][0-9]{0,5}", text):
         return int(text)
     if not re.fullmatch(r"[a-z](·[a-z])*", text):
-        raise RuleError(f"'{text}' is no degree")
+        raise RuleError(f"'{_short(text)}' is no degree; write a whole number from 1, or k")
     return Symbolic(tuple(text.split("·")))
 
 
@@ -245,6 +267,8 @@ def parse_variables(text: str) -> dict[str, Layout]:
         match = _DECLARATION.match(text, at)
         if match is None:
             raise RuleError(f"'{text[at:].strip()}' declares no variable (name:[degrees])")
+        if match[1] in found:
+            raise RuleError(f"variable '{match[1]}' is declared twice; leave one out")
         found[match[1]] = parse_layout(match[2])
         at = match.end()
     return found
@@ -258,6 +282,8 @@ def parse_rule(line: str) -> tuple[Rule, str]:
             f"a rule is 'name | variables | left | right | status', which '{line.strip()[:80]}' is not"
         )
     name, declared, left, right = fields[:4]
+    if not name:
+        raise RuleError("a rule has no name; write 'name | variables | left | right'")
     rule = Rule(name, parse_variables(declared), parse_side(left), parse_side(right))
     if len(rule.left) != len(rule.right):
         raise RuleError(

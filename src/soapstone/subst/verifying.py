@@ -11,24 +11,36 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
+import z3
+
 from soapstone.errors import OpError
-from soapstone.ops import Shape
+from soapstone.ops import Shape, lookup
 from soapstone.ops.proof import Proved, Refuted, Unknown, Verdict, prove_split
-from soapstone.subst.checking import refutation
+from soapstone.subst.checking import misfit, refutation
 from soapstone.subst.families import FAMILIES
 from soapstone.subst.functions import Function
 from soapstone.subst.layout import Objection, carriers, is_parallel, whole
-from soapstone.subst.proving import TIMEOUT_MS, Prover, erased, functions_in
-from soapstone.subst.sizes import shapes_for, types_for
-from soapstone.subst.term import Rule, Term, calls
-from soapstone.subst.words import Applied, Context, Typed, applied, typed
+from soapstone.subst.proving import TIMEOUT_MS, Prover, functions_in
+from soapstone.subst.sizes import Setting, settings, types_for
+from soapstone.subst.term import ANY, Call, Rule, Side, Term, calls, erased
+from soapstone.subst.words import (
+    ABBREVIATIONS,
+    ILL_FORMED,
+    Applied,
+    Context,
+    Typed,
+    applied,
+    check_words,
+    reason,
+    typed,
+)
 
 _SMALL = 64
 """Splits are proved where an operator has at most so many points: more take long and show nothing more."""
 
 
-_FAILURES = (OpError, ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
-"""What operators may say to attributes that a person made up: numbers that fit no size, words for numbers."""
+_FAILURES = (*ILL_FORMED, AttributeError, MemoryError, RuntimeError, z3.Z3Exception)
+"""What may happen to a rule that a person made up: it is then unknown, and the others are judged."""
 
 
 @dataclass(frozen=True)
@@ -89,23 +101,24 @@ class _Provers:
 
     def verdict(self, rule: Rule) -> Verdict:
         try:
+            check_words(rule.left + rule.right)
             return self._verdict(rule)
         except _FAILURES as error:
-            return Unknown(f"it cannot be written out: {str(error) or 'an attribute is of the wrong kind'}")
+            return Unknown(f"it cannot be written out: {reason(error)}")
 
     def _verdict(self, rule: Rule) -> Verdict:
-        found = _placed(rule)
+        found = settings(rule)
         if isinstance(found, Objection):
-            return Refuted(
-                f"there are no sizes at which both sides are well formed and agree: {found.reason}"
-            )
+            return misfit(found)
         shown = refutation(rule)
         if shown is not None:
             return shown
-        unsound = self._unsound_split(found)
-        if unsound is not None:
-            return unsound
-        return self._prover(found).prove(rule)
+        places = [_placed_at(rule, setting) for setting in found]
+        for placed in places:
+            unsound = self._unsound_split(placed)
+            if unsound is not None:
+                return unsound
+        return open_question(rule) or self._prover(places[0]).prove(rule)
 
     def _prover(self, placed: _Placed) -> Prover:
         rule = placed.rule
@@ -167,16 +180,38 @@ def unsound_split(meant: Applied, split: dict[str, int]) -> Refuted | None:
     return verdict if isinstance(verdict, Refuted) else None
 
 
-def _skeleton(side: tuple[Term, ...]) -> object:
+def open_question(rule: Rule) -> Unknown | None:
+    """Why a proof would say nothing: a value is drawn more often than another, or its rank is not known."""
+    if any(_draws(side) != _draws(_skeleton(side)) for side in (rule.left, rule.right)):
+        return Unknown("it draws random numbers, and one value that is drawn would stand for two")
+    if _skeleton(rule.left) == _skeleton(rule.right):
+        return None
+    if _draws(rule.left + rule.right):
+        return Unknown("it draws random numbers: only how such an operator lies over devices is proved")
+    for call in calls(_skeleton(rule.left + rule.right)):
+        for arg in call.args:
+            if isinstance(arg, Call) and arg.attrs == ANY and not isinstance(lookup(arg.word).notation, str):
+                return Unknown(f"what [*] stands for could change how many axes {arg} has")
+    return None
+
+
+def _draws(side: Side) -> int:
+    """How many random operators a side has."""
+    return sum(lookup(call.word).random for call in calls(side) if call.word not in ABBREVIATIONS)
+
+
+def _skeleton(side: Side) -> Side:
     """The side without its parallel operators, names kept."""
     return tuple(erased(term) for term in side)
 
 
 def _placed(rule: Rule) -> _Placed | Objection:
-    found = shapes_for(rule)
-    if isinstance(found, Objection):
-        return found
-    shapes, context = found
+    found = settings(rule)
+    return found if isinstance(found, Objection) else _placed_at(rule, found[0])
+
+
+def _placed_at(rule: Rule, setting: Setting) -> _Placed:
+    shapes, context = setting
     types = types_for(rule, shapes, context)
     assert not isinstance(types, Objection)
     return _Placed(rule, shapes, context, types)

@@ -20,10 +20,19 @@ from soapstone.machine.checks import did_you_mean
 from soapstone.ops import Op, Shape, Signature, lookup
 from soapstone.ops.op import Attr
 from soapstone.subst.degree import Degree, product
-from soapstone.subst.layout import Layout, Objection, output_layouts
+from soapstone.subst.layout import Layout, Objection, is_parallel, output_layouts
 from soapstone.subst.term import ANY, Call, Side, Term, Var, calls, subterms
 
 CUTS = frozenset({"head", "tail"})
+
+ILL_FORMED = (OpError, ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
+"""What operators may say to attributes that a person made up: numbers that fit no size, words for numbers."""
+
+
+def reason(error: Exception) -> str:
+    """What an error of `ILL_FORMED` says, if it was written for a person, or that something does not fit."""
+    return str(error) if isinstance(error, OpError) else "an attribute does not fit its operator"
+
 
 FACTOR = 97 / 64
 """The number that `scale` multiplies by, wherever a number is needed."""
@@ -84,6 +93,8 @@ def _scale(_: Call, shapes: Sequence[Shape], context: Context) -> Applied:
 
 def _transpose(_: Call, shapes: Sequence[Shape], __: Context) -> Applied:
     order = list(range(len(shapes[0])))
+    if len(order) < 2:
+        raise OpError("a value with fewer than two axes is not transposed")
     order[-2:] = order[:-3:-1]
     return Applied(lookup("permute"), tuple(shapes), {}, {"dims": tuple(order)})
 
@@ -139,15 +150,54 @@ def op_name(word: str) -> str:
 
 
 def check_words(side: Side) -> None:
-    """Raise OpError where a word is no operator, or has an attribute that its operator has not."""
+    """Raise OpError where a word is no operator, has operands or attributes that its operator has not, or a
+    number for an attribute that cannot be."""
     for call in calls(side):
-        if call.word in ABBREVIATIONS or call.attrs == ANY:
+        if call.word in ABBREVIATIONS:
+            _check_abbreviation(call)
             continue
-        known = lookup(call.word).attrs
-        for name, _ in call.attrs:
-            if name not in known:
-                hint = did_you_mean(name, known) if known else "; leave it out"
+        op = lookup(call.word)
+        if len(call.args) > len(op.operand_names) and not op.is_variadic:
+            raise OpError(_miscounted(call, len(op.operand_names)))
+        if call.attrs == ANY:
+            continue
+        for name, value in call.attrs:
+            if name not in op.attrs:
+                hint = did_you_mean(name, op.attrs) if op.attrs else "; leave it out"
                 raise OpError(f"'{call.word}' has no attribute '{name}'{hint}")
+            _check_value(call.word, name, value)
+
+
+def _check_abbreviation(call: Call) -> None:
+    """Raise OpError unless a cut has its axis, and what is no cut has no attributes."""
+    word, given = call.word, dict(call.attrs)
+    arity = 2 if word == "batch_matmul" else 1
+    if len(call.args) != arity:
+        raise OpError(_miscounted(call, arity))
+    for name in sorted(given.keys() - ({"dim"} if word in CUTS else set())):
+        hint = f"; write {word}[dim=0]" if word in CUTS else "; leave it out"
+        raise OpError(f"'{word}' has no attribute '{name}'{hint}")
+    if word in CUTS and not _is_count(given.get("dim"), 0):
+        raise OpError(f"'{word}' needs the axis that is cut, counted from 0; write {word}[dim=0]")
+
+
+def _miscounted(call: Call, arity: int) -> str:
+    return f"'{call.word}' takes {arity} {'operand' if arity == 1 else 'operands'}, not {len(call.args)}"
+
+
+def _check_value(word: str, name: str, value: Attr) -> None:
+    """Raise OpError where a degree is no number of parts, or `k` stands for what is no degree."""
+    if is_parallel(word) and name == "degree":
+        if value != "k" and not _is_count(value, 1):
+            raise OpError(f"the degree of '{word}' is k or a whole number from 1, not {value}")
+    elif is_parallel(word) and not _is_count(value, 0):
+        raise OpError(f"the axis of '{word}' is a whole number from 0, not {value}")
+    elif value == "k":
+        raise OpError(f"only a degree is k, and '{name}' of '{word}' is none; write a number")
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def applied(call: Call, shapes: Sequence[Shape], context: Context) -> Applied:
@@ -171,6 +221,10 @@ class Typed:
     shape: Shape
     layout: Layout
 
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.shape)) or "a single element"
+        return f"{shape} on one device" if self.layout.is_whole else f"{shape} laid out as {self.layout}"
+
     @property
     def is_uneven(self) -> bool:
         """Whether an axis does not divide into as many equal parts as its layout says."""
@@ -185,15 +239,22 @@ def typed(call: Call, args: Sequence[Typed], context: Context) -> Typed | Object
         meant = applied(call, [arg.shape for arg in args], context)
         signature = meant.signature
     except OpError as error:
-        return Objection(str(error))
+        return Objection(str(error), of_sizes=True)
+    if is_empty(signature):
+        return Objection("the result would have no elements", of_sizes=True)
     if len(args) > 1 and broadcasts(signature):
-        return Objection("an operand would be broadcast")
+        return Objection("an operand would be broadcast", of_sizes=True)
     layouts = [*(arg.layout for arg in args), *[None] * (len(meant.shapes) - len(args))]
     found = output_layouts(meant.op, signature, meant.attrs, layouts)
     if isinstance(found, Objection):
         return found
     kind = Typed(signature.output_shapes[0], found[0])
-    return Objection("an axis does not divide into equal parts") if kind.is_uneven else kind
+    return Objection("an axis does not divide into equal parts", of_sizes=True) if kind.is_uneven else kind
+
+
+def is_empty(signature: Signature) -> bool:
+    """Whether a dim has no points, as that of a window larger than what it moves over."""
+    return any(size < 1 for size in signature.sizes.values())
 
 
 def broadcasts(signature: Signature) -> bool:
@@ -220,6 +281,6 @@ def types_of(side: Side, variables: Mapping[str, Typed], context: Context) -> di
             continue
         result = typed(term, [found[arg] for arg in term.args], context)
         if isinstance(result, Objection):
-            return Objection(f"{term}: {result.reason}")
+            return Objection(f"{term}: {result.reason}", result.of_sizes)
         found[term] = result
     return found
