@@ -223,9 +223,9 @@ def test_a_model_that_cannot_be_a_pipeline_is_planned_without() -> None:
 
 
 def wide() -> Graph:
-    """On three devices its loss is quickest in copies, which data parallelism has as 64 does not divide."""
+    """On three devices its loss is quickest in copies, which data parallelism has as 61 divides by none."""
     build = GraphBuilder("wide")
-    x = build.input("x", (64, 512))
+    x = build.input("x", (61, 512))
     (x,) = build.add("linear", [x, build.weight("w0", (4096, 512)), None], name="fc0")
     (x,) = build.add("linear", [x, build.weight("w1", (256, 4096)), None], name="fc1")
     (loss,) = build.add("sum", [x], {"dim": (0, 1)}, name="loss")

@@ -16,17 +16,17 @@ from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import Machine, preset
 from soapstone.ops import Kind
 from soapstone.plans import planned, read_plan, simulation, write_plan
-from soapstone.search.baselines import data_parallel
+from soapstone.search.baselines import data_parallel, single_device
 from soapstone.search.baselines.taso_then_flexflow import fastest_on_one_device
 from soapstone.search.exact import exact_search
 from soapstone.search.find import SEARCHES, Options, find
-from soapstone.search.mcmc import Budget
+from soapstone.search.mcmc import RULES, Budget
 from soapstone.search.report import StopReason
-from soapstone.search.unity import views
+from soapstone.search.unity import joint, selecting, views
 from soapstone.search.unity.alike import Bench, together
 from soapstone.search.unity.joint import Setting, unity
-from soapstone.search.unity.mapping import Mapper, weight_bytes
-from soapstone.search.unity.selecting import Selection, directions, rewritings
+from soapstone.search.unity.mapping import Mapped, Mapper, weight_bytes
+from soapstone.search.unity.selecting import Candidate, Direction, Selection, directions, rewritings
 from soapstone.search.unity.splitting import LEAST_NODES, parts
 from soapstone.search.unity.views import Range, candidates, whole
 from soapstone.strategy.blocks import blocks
@@ -133,6 +133,61 @@ def test_a_search_ends_with_its_seconds() -> None:
     report = find(sums(), preset("p100:1x4"), COSTS, Options("unity", Budget(1.0)))
     assert report.stop is StopReason.BUDGET
     assert report.elapsed_s < 5
+
+
+def test_what_reading_the_rules_takes_is_not_taken_from_what_rewriting_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a clock that stands still but for the reading, which takes three of five seconds."""
+    now, whole_book = [0.0], selecting._all_directions()
+
+    def read() -> tuple[Direction, ...]:
+        now[0] += 0.0 if now[0] else 3.0
+        return whole_book
+
+    monkeypatch.setattr(selecting, "_all_directions", read)
+    budget = Budget(5.0, 20, clock=lambda: now[0])
+    setting = Setting(preset("p100:1x2"), COSTS, budget, 0, 1, "momentum", 0.0)
+    found = unity(sums(512, 4096), setting)
+    assert now[0] == 3.0
+    assert "add-linear" in found.rewrites
+
+
+def test_starts_that_are_slower_than_the_mapping_are_tried_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of what chains make of them in a short time, what is better than the mapping goes on; where it is far
+    better, so do all starts that chains have alone."""
+    graph, machine = load("nmt", devices=4, tiny=True).captured().graph, preset("p100:1x4")
+    setting = Setting(machine, COSTS, Budget(None, 400), 0, 1, "momentum", 0.0)
+    slow = single_device(graph, machine)
+    given = Candidate(graph, Mapped(slow, 1.0))
+    poor = setting.score(given, slow, setting.bench(graph))
+    monkeypatch.setattr(joint, "WORTH", 1.0 / 50)  # all starts are far from it
+    trial, _ = joint._with_experts(poor, poor, setting, {})
+    assert trial is not None
+    assert {"data_parallel", "model_parallel", "random"} <= {start.name for start in trial.starts}
+    assert all(start.proposals <= 40 for start in trial.starts)
+    assert trial.makespan_s < poor.makespan_s
+    monkeypatch.setattr(joint, "WORTH", 0.5)
+    _, (chains,) = joint._with_experts(poor, poor, setting, {})
+    assert chains.starts == RULES["mcmc"].starts
+    assert set(chains.known) == {"best trial"}
+    good = replace(poor, makespan_s=trial.makespan_s / 2)
+    monkeypatch.setattr(joint, "WORTH", 1.2)
+    _, (chains,) = joint._with_experts(good, good, setting, {})
+    assert set(chains.known) == {"best mapping"}
+
+
+def test_auto_goes_on_from_the_trial_of_what_is_slower_than_the_mapping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(joint, "WORTH", 0.0)
+    graph, machine = load("nmt", devices=4, tiny=True).captured().graph, preset("p100:1x4")
+    setting = Setting(machine, COSTS, Budget(None, 50), 0, 1, "momentum", 0.0)
+    names = [start.name for start in unity(graph, setting, rewrites=False, experts=True).starts]
+    assert names[0] == "mappings"
+    assert {"random", "data_parallel", "model_parallel"} <= set(names[1:5])
 
 
 def small_memory(machine: Machine, memory_bytes: int) -> Machine:

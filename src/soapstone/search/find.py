@@ -2,20 +2,18 @@
 
 find      the search itself: one entry of `SEARCHES` for each way to search
 settled   the plan: what was found, with its exact prediction; where that does not fit in memory, the
-          fastest that does of the baselines and of what a second search finds, which is told to take less;
+          fastest that does of the baselines and of what a search by exact peaks finds (`sparing`);
           of `auto`, where gradients in buckets, which the searches leave out, make something else faster
           than it (data parallelism, an expert's strategy, or what chains in buckets find), that
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import partial
-from itertools import product
-from math import prod
 from types import MappingProxyType
 
 from soapstone.cost.analytic import AnalyticCosts
@@ -27,42 +25,40 @@ from soapstone.machine.units import Quantity
 from soapstone.plans import Plan, Prediction, planned, predicted
 from soapstone.search.baselines import BASELINES, applicable, baseline
 from soapstone.search.exact import lower_bound
-from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc
+from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc, part_of
 from soapstone.search.pipelines import Wanted, pipeline_search
 from soapstone.search.proofs import Prove, exact_report, ranges_report
 from soapstone.search.report import PROOFS, SearchReport, ShowSearch, StopReason
+from soapstone.search.sparing import (
+    FEW_STRATEGIES,
+    Judge,
+    fastest_of_all,
+    is_short,
+    spaces_of,
+    spared,
+)
 from soapstone.search.unity import Setting, joined, unity
 from soapstone.sim.outcome import bucketed_times
 from soapstone.strategy.blocks import blocks
-from soapstone.strategy.space import Space
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import native_tasks
 
 RESORTS = ("data_parallel", "optcnn", *EXPERTS, "pipeline", "model_parallel", "zero")
 """The baselines that are tried when what was found does not fit in memory."""
 
-FEW_STRATEGIES = 1_000
-"""[choice] Where there are no more strategies than this, all of them are tried after a search, and again when
-what was found does not fit in memory: well under a second."""
-
 AS_THEY_ARE = ("mcmc-paper", "pipeline", "exact", "exact-ranges")
-"""The searches after which that is not done: who asks for one of these asks for it alone. Nor is it where a
-slower strategy is wanted for less traffic."""
+"""The searches after which not all of few strategies are tried: who asks for one of these asks for it alone.
+Nor are they where a slower strategy is wanted for less traffic."""
 
 SPARING = "what a search with less memory found"
-"""What the second search is called where its strategy is taken."""
+"""What the search by exact peaks is called where its strategy is taken."""
 
 OF_ALL = "the fastest of all that fit"
-"""The same of what is found by trying all."""
+"""The same where it has tried all."""
 
-SECOND_SHARE, SECOND_TRIES = 0.25, 3
-"""[choice] The part of the budget that each search with less memory has, and how many there are at most: a
-footprint (cpp/footprint.h) is only close to a peak, so the first share may be too large still."""
-
-SPARED = 0.95
-"""[choice] A search with less memory is told to keep to this part of what would just be enough if peaks
-exceeded footprints as they did in what was found."""
-
+SPARING_SHARE, LEAST_SPARING = 0.4, 0.1
+"""[choice] The part of the seconds that is kept for the search by exact peaks where data parallelism seems
+not to fit, and the part that it has at least where something else does not."""
 
 DEFAULT_BUDGET = "30s"
 
@@ -259,8 +255,10 @@ def find(
         raise SearchError(
             f"model '{graph.name}' has nothing to split: no operator of it depends on a weight; give it one"
         )
-    budget = _for_search(options, len(blocks(graph)) * len(machine.devices))
+    budget, kept_s = _for_search(graph, machine, costs, options)
     report = search_named(options.search)(graph, machine, costs, replace(options, budget=budget), show)
+    if kept_s > 0 and options.search not in AS_THEY_ARE:
+        report = _gone_on(report, machine, costs, replace(options, budget=replace(budget, seconds=kept_s)))
     # What bounds strategies of whole batches does not bound those of micro-batches.
     if report.lower_bound_s is None and report.strategy.pipeline is None:
         report = replace(report, lower_bound_s=lower_bound(report.strategy.graph, machine, costs).seconds)
@@ -274,25 +272,51 @@ def _or_the_best_of_all(
     """What was found, or what is faster and fits in memory, where there are so few strategies that all can be
     tried."""
     found = report.strategy
-    few = None if found.pipeline is not None else _all_strategies(found.graph, machine)
-    if few is None or report.stop is StopReason.INTERRUPTED:
+    if found.pipeline is not None or report.stop is StopReason.INTERRUPTED:
         return report
-    seconds = [(_seconds(strategy, machine, costs), number) for number, strategy in enumerate(few)]
-    for best_s, number in sorted(seconds):
-        if best_s >= report.makespan_s:
-            break
-        if predicted(few[number], machine, costs, optimizer).fits(machine):
-            return replace(report, strategy=few[number], makespan_s=best_s)
-    return report
+    spaces = spaces_of(found.graph, machine, FEW_STRATEGIES)
+    if spaces is None:
+        return report
+    judge = Judge(found.graph, machine, costs, optimizer)
+    best = fastest_of_all(judge, spaces, report.makespan_s)
+    if best is None:
+        return report
+    return replace(report, strategy=judge.strategy(best), makespan_s=judge.judged(best).makespan_s)
 
 
-def _for_search(options: Options, shards: int) -> Budget:
-    budget = options.budget
+def _gone_on(report: SearchReport, machine: Machine, costs: AnalyticCosts, options: Options) -> SearchReport:
+    """What was found or, where it fits, what chains make of it in the time kept in case it did not."""
+    found = report.strategy
+    if report.stop is StopReason.INTERRUPTED or found.pipeline is not None:
+        return report
+    if not predicted(found, machine, costs, options.optimizer).fits(machine):
+        return report
+    more = _from_known({"found": found}, machine, costs, options)
+    more = replace(more, method=report.method, rewrites=report.rewrites)
+    is_better = more.makespan_s <= report.makespan_s * (1 + options.slack)
+    fits = is_better and predicted(more.strategy, machine, costs, options.optimizer).fits(machine)
+    return replace(joined(report, replace(more, fits=fits)), stop=report.stop)
+
+
+def _for_search(
+    graph: Graph, machine: Machine, costs: AnalyticCosts, options: Options
+) -> tuple[Budget, float]:
+    """The budget, less what is kept for what comes after the search, and how much of that is kept in case
+    what is found does not fit."""
+    budget, shards = options.budget, len(blocks(graph)) * len(machine.devices)
     if budget.seconds is None:
-        return budget
-    kept_s = min(SETTLING_S_PER_SHARD * shards, MOST_SETTLING * budget.seconds)
+        return budget, 0.0
+    began = budget.clock()
     share = BUCKETS_SHARE if options.search == DEFAULT_SEARCH and shards <= LARGE else 0.0
-    return replace(budget, seconds=(budget.seconds - kept_s) * (1 - share))
+    kept = max(share, SPARING_SHARE) if is_short(graph, machine, costs, options.optimizer) else share
+    gone_s = _settling_s(budget.seconds, shards) + budget.clock() - began
+    left_s = max(0.0, budget.seconds - gone_s)
+    return replace(budget, seconds=left_s * (1 - kept)), left_s * (kept - share)
+
+
+def _settling_s(seconds: float, shards: int) -> float:
+    """What is kept of the seconds to make a plan of what was found."""
+    return min(SETTLING_S_PER_SHARD * shards, MOST_SETTLING * seconds)
 
 
 def search_named(name: str) -> Search:
@@ -325,6 +349,7 @@ def settled(
 ) -> Settled:
     """The plan that a search leads to. One that does not fit is never preferred to one that does. Only what
     `auto` found is held against buckets: who asks for another search is to have what it finds."""
+    began = options.budget.clock()
     prediction = predicted(report.strategy, machine, costs, options.optimizer)
     fits = prediction.fits(machine)
     chosen, instead, why = report.strategy, None, None
@@ -333,14 +358,8 @@ def settled(
         if faster is not None:
             (instead, chosen, prediction), why = faster, WhyInstead.BUCKETS
     if not fits:
-        graph = report.strategy.graph
-        others = _resorts(graph, machine, costs, options.seed)
-        few = _all_strategies(graph, machine)
-        if few is None:
-            spared = _spared(report, prediction, machine, costs, options)
-            others += [] if spared is None else [(SPARING, spared)]
-        else:
-            others += [(OF_ALL, each) for each in few]
+        others = _resorts(report.strategy.graph, machine, costs, options.seed)
+        others += _spared(report, others, began, machine, costs, options)
         for name, strategy in _fastest_first(others, machine, costs):
             other = predicted(strategy, machine, costs, options.optimizer)
             if other.fits(machine):
@@ -404,79 +423,66 @@ def _searched_in_buckets(
     time for them, or for a pipeline, which chains leave as it is."""
     if report.stop is StopReason.INTERRUPTED or report.strategy.pipeline is not None:
         return None
+    own = replace(options, budget=part_of(options.budget, BUCKETS_SHARE))
     try:
-        return mcmc(
-            report.strategy.graph,
-            machine,
-            costs,
-            method=replace(RULES["mcmc"], starts=()),
-            budget=_part(options.budget, BUCKETS_SHARE),
-            seed=options.seed,
-            threads=options.threads,
-            optimizer=options.optimizer,
-            slack=options.slack,
-            known={"found": report.strategy, **others},
-            in_buckets=True,
-        )
+        return _from_known({"found": report.strategy, **others}, machine, costs, own, in_buckets=True)
     except KeyboardInterrupt:  # before anything was found
         return None
 
 
-def _spared(
-    report: SearchReport,
-    prediction: Prediction,
+def _from_known(
+    known: Mapping[str, Strategy],
     machine: Machine,
     costs: AnalyticCosts,
     options: Options,
-) -> Strategy | None:
-    """What a shorter search finds that is told to take less memory, if its exact peak fits; else None."""
+    *,
+    in_buckets: bool = False,
+) -> SearchReport:
+    """What chains find that start from strategies of one graph."""
+    return mcmc(
+        next(iter(known.values())).graph,
+        machine,
+        costs,
+        method=replace(RULES["mcmc"], starts=()),
+        budget=options.budget,
+        seed=options.seed,
+        threads=options.threads,
+        optimizer=options.optimizer,
+        slack=options.slack,
+        known=known,
+        in_buckets=in_buckets,
+    )
+
+
+def _spared(
+    report: SearchReport,
+    others: Sequence[tuple[str, Strategy]],
+    began: float,
+    machine: Machine,
+    costs: AnalyticCosts,
+    options: Options,
+) -> list[tuple[str, Strategy]]:
+    """What a search by exact peaks finds, from what was found and from others, in what is left of the time
+    since settling `began`."""
     if report.stop is StopReason.INTERRUPTED:
-        return None
-    budget, share = _part(options.budget, SECOND_SHARE), 1.0
-    for _ in range(SECOND_TRIES):
-        share *= SPARED * _room(prediction, machine)
-        found = mcmc(
-            report.strategy.graph,
-            machine,
-            costs,
-            budget=budget,
-            seed=options.seed,
-            threads=options.threads,
-            optimizer=options.optimizer,
-            memory_share=share,
+        return []
+    found, budget = report.strategy, options.budget
+    judge = Judge(found.graph, machine, costs, options.optimizer)
+    starts = [each for each in (found, *(strategy for _, strategy in others)) if judge.knows(each)]
+    if budget.seconds is not None:
+        over_s = report.elapsed_s + budget.clock() - began
+        left_s = (
+            budget.seconds - over_s - _settling_s(budget.seconds, len(found.blocks) * len(machine.devices))
         )
-        prediction = predicted(found.strategy, machine, costs, options.optimizer)
-        if prediction.fits(machine):
-            return found.strategy
-        if not found.fits or found.stop is StopReason.INTERRUPTED:
-            return None  # with still less there is still less to be found
-    return None
-
-
-def _part(budget: Budget, part: float) -> Budget:
-    seconds = None if budget.seconds is None else budget.seconds * part
-    proposals = None if budget.proposals is None else max(1, int(budget.proposals * part))
-    return replace(budget, seconds=seconds, proposals=proposals)
-
-
-def _room(prediction: Prediction, machine: Machine) -> float:
-    """By what factor the memory of some device falls short of a peak."""
-    peaks = zip(prediction.memory_bytes, machine.devices, strict=True)
-    return min(1.0, *(device.kind.memory_bytes / peak for peak, device in peaks if peak > 0))
+        budget = replace(budget, seconds=max(LEAST_SPARING * budget.seconds, left_s))
+    taken = spared(judge, starts, budget, options.seed, options.threads)
+    return [] if taken is None else [(OF_ALL if taken[1] else SPARING, taken[0])]
 
 
 def _resorts(graph: Graph, machine: Machine, costs: AnalyticCosts, seed: int) -> list[tuple[str, Strategy]]:
     """The baselines to fall back on, by name."""
     names = {each.name for each in applicable(graph, machine)}
     return [(name, baseline(name, graph, machine, costs, seed)) for name in RESORTS if name in names]
-
-
-def _all_strategies(graph: Graph, machine: Machine) -> list[Strategy] | None:
-    """All strategies of the space, if they are few."""
-    spaces = {block.name: Space(graph, block, len(machine.devices)) for block in blocks(graph)}
-    if prod(space.count for space in spaces.values()) > FEW_STRATEGIES:
-        return None
-    return [Strategy(graph, dict(zip(spaces, chosen, strict=True))) for chosen in product(*spaces.values())]
 
 
 def _fastest_first(

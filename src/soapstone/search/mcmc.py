@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import ceil
 from threading import Event, Lock
@@ -87,6 +87,13 @@ class Budget:
     seconds: float | None = 30.0
     proposals: int | None = None
     clock: Callable[[], float] = monotonic
+
+
+def part_of(budget: Budget, part: float) -> Budget:
+    """A part of a budget."""
+    seconds = None if budget.seconds is None else budget.seconds * part
+    proposals = None if budget.proposals is None else max(1, int(budget.proposals * part))
+    return replace(budget, seconds=seconds, proposals=proposals)
 
 
 @dataclass(frozen=True)
@@ -156,7 +163,7 @@ def mcmc(  # noqa: PLR0913, a search has that many sides
     seed: int = 0,
     threads: int = 2,
     optimizer: str = "momentum",
-    memory_share: float = 1.0,
+    capacity_bytes: Sequence[int] | None = None,
     slack: float = 0.0,
     known: Mapping[str, Strategy] | None = None,
     without: frozenset[Kind] = frozenset(),
@@ -167,15 +174,13 @@ def mcmc(  # noqa: PLR0913, a search has that many sides
     strategies that are `known`, by name, beside those of the method. Dims of the kinds in `without` are
     not split (those that count samples are); a start that splits one is refused.
 
-    A KeyboardInterrupt ends the search, and what was found until then is returned. Strategies may take
-    `memory_share` of what devices have. `slack` is by what part the strategy may take longer than the best
-    that was found, if links are then less busy. In buckets, times are those with small gradients summed
-    together (`tasks.buckets`).
+    A KeyboardInterrupt ends the search, and what was found until then is returned. Footprints may be as large
+    as `capacity_bytes` says for each device, or else as large as its memory. `slack` is by what part the
+    strategy may take longer than the best that was found, if links are then less busy. In buckets, times are
+    those with small gradients summed together (`tasks.buckets`).
     """
-    limits = _Limits(
-        [int(device.kind.memory_bytes * memory_share) for device in machine.devices],
-        1 + STATES_PER_WEIGHT[optimizer],
-    )
+    memory_bytes = [device.kind.memory_bytes for device in machine.devices]
+    limits = _Limits(list(capacity_bytes or memory_bytes), 1 + STATES_PER_WEIGHT[optimizer])
     rules = method if isinstance(method, Rules) else RULES[method]
     problem = FlatProblem(graph, machine, costs or AnalyticCosts(), without=without, in_buckets=in_buckets)
     search = _Search(problem, rules, budget or Budget(), seed, limits)

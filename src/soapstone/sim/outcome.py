@@ -88,8 +88,8 @@ def _foretold(
         return makespan_s, moved, gradients, tuple(busy_s), ()
     placed = [placed_block(strategy, number) for number in range(len(strategy.blocks))]
     ledger = Ledger(strategy.graph)
-    held = [_held(problem, ledger, each) for each in placed]
-    inputs = _input_bytes(ledger, placed, len(problem.machine.devices))
+    held = [held_of(problem, ledger, each) for each in placed]
+    inputs = input_bytes(ledger, placed, len(problem.machine.devices))
     makespan_s, moved, gradients, busy_s, highest = planned.foretold(held, inputs, states_per_weight)
     memory = tuple(_memory(*peak, states_per_weight) for peak in highest)
     return makespan_s, moved, gradients, tuple(busy_s), memory
@@ -107,7 +107,7 @@ def _memory(peak_bytes: int, at_s: float, parts: Sequence[int], states_per_weigh
     return DeviceMemory(peak_bytes, at_s, filled(told))
 
 
-def _held(problem: FlatProblem, ledger: Ledger, placed: Placed) -> native.BlockHeld:
+def held_of(problem: FlatProblem, ledger: Ledger, placed: Placed) -> native.BlockHeld:
     """What the shards of a block write, and when the block itself needs it: `Ledger.activations` with a
     segment for each task, since those of one shard come one after the other."""
     data, held, slot_of = native.BlockHeld(), list[native.HeldData](), dict[str, int]()
@@ -146,7 +146,8 @@ def _read_elsewhere(problem: FlatProblem, slot_of: dict[str, int]) -> Iterator[t
             yield number, slot
 
 
-def _input_bytes(ledger: Ledger, placed: Sequence[Placed], device_count: int) -> list[int]:
+def input_bytes(ledger: Ledger, placed: Sequence[Placed], device_count: int) -> list[int]:
+    """What each device holds of inputs, entered into a ledger that has nothing else."""
     ledger.inputs(placed, free_values(ledger.graph))
     found = [0] * device_count
     for slot in ledger.slots:

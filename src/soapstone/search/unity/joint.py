@@ -15,12 +15,13 @@ finalists, and it is polished as the others are.
 
 With a budget of proposals the search depends on the seed alone: candidates are limited by number. With one of
 seconds, `FIRST_SHARE` of it is for candidates, and `FRUITLESS_SHARE` while none is better than the given
-graph. Ctrl-C ends it with the best so far.
+graph, from when the rules are read on, which takes seconds the first time. Ctrl-C ends it with the best so
+far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from soapstone.cost.analytic import AnalyticCosts
@@ -28,11 +29,11 @@ from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.ops import Kind
 from soapstone.search.baselines import applicable, baseline, data_parallel
-from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc
+from soapstone.search.mcmc import EXPERTS, RANDOM, RULES, Budget, mcmc, part_of
 from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport, StopReason
 from soapstone.search.unity.alike import Bench, together
 from soapstone.search.unity.mapping import Mapped, Mapper
-from soapstone.search.unity.selecting import Candidate, Selection, fastest_alone
+from soapstone.search.unity.selecting import Candidate, Selection, directions, fastest_alone
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import FlatProblem
 
@@ -40,6 +41,9 @@ FIRST_SHARE, FRUITLESS_SHARE = 0.4, 0.1
 """[choice] The parts of the seconds after which no more candidates are looked for: at the latest, and while
 none was better than the graph that was given. [measured] Of the paper's seven models most have nothing to
 rewrite, and with two fifths of 8 s spent on trying to, the result was 7 % worse than without."""
+
+LAST_SHARE = 0.9
+"""[choice] The part of all seconds after which there are no more either, however late the rules were read."""
 
 ALONE_SHARE = 0.03
 """[choice] The part of the seconds that graphs are looked for in that are faster on one device."""
@@ -65,6 +69,11 @@ NEAR = 1.05
 
 WORTH = 1.2
 """[choice] A start that takes longer than so many times the mapping is not worth the time of a chain."""
+
+TRIAL_SHARE = 0.1
+"""[choice] The part of the budget in which chains from such starts are tried all the same, all of them
+together ([measured] an LSTM that translates, on 16 P100: its mapping takes 17.4 ms; of model parallelism,
+which takes 36.7, half a second of chains makes 14.7)."""
 
 SAME = 1e-6
 """[choice] Finalists whose times differ by no more than this part are taken for the same one."""
@@ -113,6 +122,11 @@ class Setting:
         bench.place(strategy.placements)
         return Scored(candidate, strategy, bench.makespan_s, bench.excess_bytes)
 
+    def less(self, seconds: float) -> Setting:
+        """The same with so much less time."""
+        left = self.budget.seconds
+        return self if left is None else replace(self, budget=replace(self.budget, seconds=left - seconds))
+
     def is_after(self, share: float, began: float) -> Callable[[], bool]:
         """Whether so much of the seconds is over."""
         seconds = self.budget.seconds
@@ -135,14 +149,19 @@ def unity(
     case. Without `rewrites` the graph stays as it is.
     """
     began = setting.budget.clock()
-    is_late = setting.is_after(DIVISION_SHARE, began)
+    are_read = not rewrites or _are_read(graph)
+    ready = setting.budget.clock()
+    is_late = setting.is_after(DIVISION_SHARE, ready)
     mapper = Mapper(setting.machine, setting.costs, setting.without, is_late)
-    selection, sequential, stop = _selected(graph, setting, mapper, began, show, rewrites)
+    selection, sequential, stop = _selected(graph, setting, mapper, began, ready, show, rewrites and are_read)
+    if not are_read:
+        stop = StopReason.INTERRUPTED
     scored = _scored(graph, setting, mapper, selection, sequential, stop)
     trials = 0
     if stop is not StopReason.INTERRUPTED:
         try:
-            scored, trials = _descended(scored, setting, mapper, setting.is_after(DESCENT_SHARE, began))
+            is_over = setting.less(ready - began).is_after(DESCENT_SHARE, ready)
+            scored, trials = _descended(scored, setting, mapper, is_over)
         except KeyboardInterrupt:
             stop = StopReason.INTERRUPTED
     best = scored[0]
@@ -169,31 +188,46 @@ def unity(
     )
     if stop is StopReason.INTERRUPTED:
         return report
-    going_on = _going_on(scored, sequential if setting.budget.seconds is None else None)
-    given = dict(known or {})
     if experts:
-        unchanged = next(each for each in scored if each.candidate.graph is graph)
-        going_on = [best, unchanged] if best is not unchanged else [best]
-        given |= _experts(unchanged, setting)
+        trial, going_on = _with_experts(best, next(_of(scored, graph)), setting, known or {})
+        report = report if trial is None else joined(report, trial)
+    else:
+        finalists = _going_on(scored, sequential if setting.budget.seconds is None else None)
+        going_on = [_chains_of(each, setting, known or {}, graph) for each in finalists]
     for left, each in zip(range(len(going_on), 0, -1), going_on, strict=True):
-        starts = given if each.candidate.graph is graph else {}
-        polished = _polished(each, setting, starts, began, left, show)
-        report = joined(report, polished)
         if report.stop is StopReason.INTERRUPTED:
             break
+        report = joined(report, _polished(each, setting, began, left, show))
     return replace(report, method="unity")
 
 
+def _are_read(graph: Graph) -> bool:
+    """Whether all rules are read that a graph may be rewritten by, before anybody counts the time: False if
+    that was interrupted."""
+    try:
+        directions({node.op_name for node in graph.nodes})
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
 def _selected(
-    graph: Graph, setting: Setting, mapper: Mapper, began: float, show: ShowSearch | None, rewrites: bool
+    graph: Graph,
+    setting: Setting,
+    mapper: Mapper,
+    began: float,
+    ready: float,
+    show: ShowSearch | None,
+    rewrites: bool,
 ) -> tuple[Selection, Candidate | None, StopReason]:
-    """The candidates; of them the one that is fastest on one device, once that is known."""
+    """The candidates; of them the one that is fastest on one device, once that is known. The search `began`,
+    and was `ready` to look for them later."""
     seconds, clock = setting.budget.seconds, setting.budget.clock
-    is_late = setting.is_after(FIRST_SHARE, began)
-    is_fruitless = setting.is_after(FRUITLESS_SHARE, began)
+    is_late, is_last = setting.is_after(FIRST_SHARE, ready), setting.is_after(LAST_SHARE, began)
+    is_fruitless = setting.is_after(FRUITLESS_SHARE, ready)
 
     def is_over() -> bool:
-        return not rewrites or is_late() or (is_fruitless() and not selection.is_better)
+        return not rewrites or is_late() or is_last() or (is_fruitless() and not selection.is_better)
 
     def found(tried: int, cost_s: float) -> None:
         if show is not None:
@@ -276,25 +310,78 @@ def _going_on(scored: Sequence[Scored], sequential: Candidate | None) -> list[Sc
     return found
 
 
-def _experts(unchanged: Scored, setting: Setting) -> dict[str, Strategy]:
-    """What people would do with the given graph, where that is nearly as good as its mapping."""
-    graph, found = unchanged.candidate.graph, dict[str, Strategy]()
+@dataclass(frozen=True)
+class _Chains:
+    """Chains on the graph of a candidate, and what they start from: by name, and what is known."""
+
+    candidate: Candidate
+    starts: tuple[str, ...]
+    known: Mapping[str, Strategy]
+
+
+def _of(scored: Sequence[Scored], graph: Graph) -> Iterator[Scored]:
+    """Those of the graph that was given."""
+    return (each for each in scored if each.candidate.graph is graph)
+
+
+def _chains_of(best: Scored, setting: Setting, known: Mapping[str, Strategy], graph: Graph) -> _Chains:
+    """Chains from a mapping and, on the graph that was given, from what is known of it."""
+    own = known if best.candidate.graph is graph else {}
+    return _Chains(best.candidate, _starts(best, setting), {"best mapping": best.strategy, **own})
+
+
+def _with_experts(
+    best: Scored, unchanged: Scored, setting: Setting, known: Mapping[str, Strategy]
+) -> tuple[SearchReport | None, list[_Chains]]:
+    """What came of a trial of starts that are not nearly as good as the mapping, and the chains after it:
+    from the best mapping, and from that of the given graph with what people would do. Where the trial is far
+    better than the mapping, no start is to be left out: then from all that `mcmc` has."""
+    graph = unchanged.candidate.graph
+    near, far = _experts(unchanged, setting)
+    trial = _tried(unchanged, far, setting) if far else None
+    given = {**known, **near}
+    if trial is not None and trial.fits and trial.makespan_s < unchanged.makespan_s:
+        given["best trial"] = trial.strategy
+        if trial.makespan_s * WORTH < best.makespan_s:
+            return trial, [_Chains(unchanged.candidate, RULES["mcmc"].starts, given)]
+    finalists = [best, unchanged] if best is not unchanged else [best]
+    return trial, [_chains_of(each, setting, given, graph) for each in finalists]
+
+
+def _experts(unchanged: Scored, setting: Setting) -> tuple[dict[str, Strategy], dict[str, Strategy]]:
+    """What people would do with the given graph: what is nearly as good as its mapping, and what is not. Data
+    parallelism is among the latter only, since all chains have it as a start where it is."""
+    graph, near, far = unchanged.candidate.graph, dict[str, Strategy](), dict[str, Strategy]()
     bench = setting.bench(graph)
     for each in applicable(graph, setting.machine):
-        if each.name in (*EXPERTS, "model_parallel"):
+        if each.name in ("data_parallel", *EXPERTS, "model_parallel"):
             strategy = baseline(each.name, graph, setting.machine, setting.costs, setting.seed)
-            if setting.score(unchanged.candidate, strategy, bench).makespan_s <= WORTH * unchanged.makespan_s:
-                found[each.name] = strategy
-    return found
+            if setting.score(unchanged.candidate, strategy, bench).makespan_s > WORTH * unchanged.makespan_s:
+                far[each.name] = strategy
+            elif each.name != "data_parallel":
+                near[each.name] = strategy
+    return near, far
+
+
+def _tried(unchanged: Scored, far: Mapping[str, Strategy], setting: Setting) -> SearchReport:
+    """What short chains make of starts that are not nearly as good, and of a random one."""
+    budget = part_of(setting.budget, TRIAL_SHARE)
+    return mcmc(
+        unchanged.candidate.graph,
+        setting.machine,
+        setting.costs,
+        method=replace(POLISHING, starts=(RANDOM,), first_share=1.0),
+        budget=budget,
+        seed=setting.seed,
+        threads=setting.threads,
+        optimizer=setting.optimizer,
+        known=far,
+        without=setting.without,
+    )
 
 
 def _polished(
-    best: Scored,
-    setting: Setting,
-    known: Mapping[str, Strategy],
-    began: float,
-    sharing: int,
-    show: ShowSearch | None,
+    chains: _Chains, setting: Setting, began: float, sharing: int, show: ShowSearch | None
 ) -> SearchReport:
     """What Markov chains make of a finalist, in its share of the time that is left."""
     budget = setting.budget
@@ -302,20 +389,20 @@ def _polished(
         left_s = budget.seconds - (budget.clock() - began)
         budget = replace(budget, seconds=max(0.1, left_s / sharing))
     found = mcmc(
-        best.candidate.graph,
+        chains.candidate.graph,
         setting.machine,
         setting.costs,
-        method=replace(POLISHING, starts=_starts(best, setting)),
+        method=replace(POLISHING, starts=chains.starts),
         budget=budget,
         seed=setting.seed,
         threads=setting.threads,
         optimizer=setting.optimizer,
         slack=setting.slack,
-        known={"best mapping": best.strategy, **known},
+        known=chains.known,
         without=setting.without,
         show=show,
     )
-    return replace(found, rewrites=best.candidate.rules)
+    return replace(found, rewrites=chains.candidate.rules)
 
 
 def _starts(best: Scored, setting: Setting) -> tuple[str, ...]:
