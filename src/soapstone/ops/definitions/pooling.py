@@ -143,6 +143,9 @@ def _averaged(
     windows = _windows(shard.signature.shapes[0], attrs)
     pool = {3: F.avg_pool1d, 4: F.avg_pool2d, 5: F.avg_pool3d}[x.ndim]
     x, border = bordered(x, shard)
+    if any(length < w.size for length, w in zip(x.shape[2:], windows, strict=True)):
+        # torch's avg_pool3d asks for so much before it adds a border.
+        x, border = F.pad(x, [n for n in reversed(border) for _ in range(2)]), [0] * len(border)
     y = pool(x, kernel, stride, border)
     size = prod(w.size for w in windows)
     if divisor_override:
