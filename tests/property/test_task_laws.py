@@ -26,7 +26,6 @@ from soapstone.strategy.blocks import Block, free_values
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
 from soapstone.tasks.exchange import Pattern
-from soapstone.tasks.passes import recosted
 from soapstone.tasks.segments import STATISTICS_NUMBERS, segmented
 from soapstone.tasks.task import COMPUTE_KINDS, Key, Task, TaskGraph, TaskKind
 
@@ -598,17 +597,3 @@ def traffic(graph: TaskGraph, *base: int) -> dict[object, float]:
             if a != b:
                 found[a, b] = found.get((a, b), 0) + piece
     return found
-
-
-@given(st.one_of(planned(), pipelined()))
-@settings(deadline=None)
-def test_other_costs_need_no_other_graph(case: tuple[Strategy, Machine]) -> None:
-    """What tasks take by other costs is what they would take in a graph that is built by those."""
-    strategy, machine = case
-    tasks = built(strategy, machine)
-    others = [AnalyticCosts(most_flops=0.01), AnalyticCosts(most_bandwidth=0.02)]
-    for costs, times in zip(others, recosted(tasks, strategy, machine, others), strict=True):
-        anew = task_graph(strategy, machine, costs)
-        assert [task.key for task in anew.tasks] == [task.key for task in tasks.tasks]
-        own = COMPUTE_KINDS - {TaskKind.TAKE}
-        assert times == [t.duration_s if t.kind in own else 0.0 for t in anew.tasks]

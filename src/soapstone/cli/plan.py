@@ -31,7 +31,7 @@ from soapstone.cli.simulate import basis_text
 from soapstone.cli.spread import spread
 from soapstone.machine import Device, Machine
 from soapstone.machine.units import BYTES, SECONDS
-from soapstone.plans import Plan, write_plan
+from soapstone.plans import Plan, Prediction, write_plan
 from soapstone.report.decisions import Row, foremost, pipeline_document, pipeline_text, rows
 from soapstone.report.figures import ALIKE, Figures, as_trained, figures, is_alike, reasons
 from soapstone.search.baselines import applicable, baseline
@@ -100,17 +100,12 @@ def plan(
 
 @dataclass(frozen=True)
 class _Rival:
-    """Data parallelism or an expert's strategy: its figures, and the peak of every device's memory."""
+    """Data parallelism or an expert's strategy, with its figures and its exact prediction."""
 
     name: str
     strategy: Strategy
     figures: Figures
-    memory_bytes: tuple[int, ...]
-
-    def fits(self, machine: Machine) -> bool:
-        """Whether every device has the memory."""
-        devices = zip(machine.devices, self.memory_bytes, strict=True)
-        return all(peak <= device.kind.memory_bytes for device, peak in devices)
+    prediction: Prediction
 
 
 @dataclass(frozen=True)
@@ -136,7 +131,11 @@ class _Found:
         """The fastest of the experts' strategies that apply; one that fits before any that does not."""
         experts = [rival for rival in self.rivals.values() if rival.name in EXPERTS]
         machine = self.plan.machine
-        return min(experts, key=lambda each: (not each.fits(machine), each.figures.bucketed_s), default=None)
+        return min(
+            experts,
+            key=lambda each: (not each.prediction.fits(machine), each.figures.bucketed_s),
+            default=None,
+        )
 
     @property
     def samples_per_s(self) -> float | None:
@@ -164,7 +163,8 @@ def _rivals(given: Problem, options: Options) -> Iterator[_Rival]:
             strategy = baseline(each.name, graph, machine, costs, options.seed)
             taken = outcome(strategy, machine, costs, STATES_PER_WEIGHT[options.optimizer])
             peaks = tuple(memory.peak_bytes for memory in taken.memory)
-            yield _Rival(each.name, strategy, figures(taken), peaks)
+            prediction = Prediction(taken.makespan_s, taken.moved_bytes, peaks)
+            yield _Rival(each.name, strategy, figures(taken), prediction)
 
 
 # -- for programs -----------------------------------------------------------------------------------
@@ -191,9 +191,9 @@ def _document(found: _Found, output: Path | None) -> dict[str, Any]:
             name: {
                 **figures_document(rival.figures),
                 **speedups_document(found.figures, rival.figures),
-                "seems_to_fit": rival.fits(plan.machine),
-                "fits": rival.fits(plan.machine),
-                "peak_bytes": max(rival.memory_bytes),
+                "seems_to_fit": rival.prediction.fits(plan.machine),
+                "fits": rival.prediction.fits(plan.machine),
+                "peak_bytes": max(rival.prediction.memory_bytes),
             }
             for name, rival in found.rivals.items()
         },
@@ -277,8 +277,8 @@ def _compared(found: _Found, rival: _Rival, what: str) -> str:
     """The plan against a rival, as trained, in a sentence."""
     own, other, machine = as_trained(found.figures), as_trained(rival.figures), found.plan.machine
     times, what = speedup(own, other), f"{what} ({SECONDS.short_text(other.makespan_s)})"
-    if not rival.fits(machine):
-        what = f"{what}, which does not fit in memory: {_needs(machine, rival.memory_bytes)}"
+    if not rival.prediction.fits(machine):
+        what = f"{what}, which does not fit in memory: {_needs(machine, rival.prediction.memory_bytes)}"
     if is_alike(own.makespan_s, other.makespan_s):
         return f"as fast as {what}"
     return f"{times:.3g} times as fast as {what}" if times > 1 else f"{1 / times:.3g} times as slow as {what}"
