@@ -23,6 +23,7 @@ from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.task import TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.drawing import drawn
+from soapstone.validation.handing import Handing
 from soapstone.validation.parts import parts_of
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic, between
 
@@ -161,18 +162,31 @@ def test_messages_have_the_latency_that_was_measured(graph: Graph) -> None:
 
 def test_a_message_takes_time_of_both_its_ends(graph: Graph) -> None:
     plan = plan_of(random_strategy(graph, 2, Random(0)))
-    usual, busy = (parts_of(plan, COSTS, traffic=Traffic(message_s=s)) for s in (0.0, 1.0))
+    usual, busy = (parts_of(plan, COSTS, traffic=Traffic(handing=Handing(message_s=s))) for s in (0.0, 1.0))
     assert busy.durations(Calibration()) - usual.durations(Calibration()) == pytest.approx(usual.messages)
 
 
+def test_a_sum_is_as_much_work_as_was_measured_for_so_many_ranks_and_bytes(graph: Graph) -> None:
+    handing = Handing(1.0, sums={2: (3.0, 5.0), 4: (7.0, 9.0)})
+    assert [handing.of_sum(count, 4096) for count in (2, 3, 4, 8)] == [3.0, 5.0, 7.0, 7.0]
+    assert [handing.of_sum(count, 2**20) for count in (2, 4)] == [5.0, 9.0]
+    assert Handing().of_sum(4, 2**20) == 2.0  # once handed over, and once taken
+    plan = plan_of(data_parallel(graph, MACHINE))
+    usual, known = (parts_of(plan, COSTS, traffic=Traffic(handing=h)) for h in (Handing(1.0), handing))
+    assert usual.messages.any()
+    assert known.messages == pytest.approx(usual.messages * (3.0 / 2.0))  # LeNet's gradients are few bytes
+
+
 def test_what_was_measured_before_and_after_lies_between() -> None:
-    before = Traffic((1.0, 2.0), {2: ((1024, 1.0, 1.0),)}, {2: 1.0}, 0.1, 1e-4, 1.0, 1.0)
-    after = Traffic((4.0, 8.0), {2: ((1024, 9.0, 4.0),)}, {2: 4.0}, 0.4, 4e-4, 4.0, 9.0)
+    few, many = Handing(1e-4, sums={2: (1.0, 4.0)}), Handing(4e-4, sums={2: (9.0, 4.0)})
+    before = Traffic((1.0, 2.0), {2: ((1024, 1.0, 1.0),)}, {2: 1.0}, 0.1, 1.0, 1.0, 0, few)
+    after = Traffic((4.0, 8.0), {2: ((1024, 9.0, 4.0),)}, {2: 4.0}, 0.4, 4.0, 9.0, 0, many)
     found = between(before, after)
     assert found.messages == (2.0, 4.0)
     assert found.sums == {2: ((1024, 3.0, 2.0),)}
     assert (found.latencies, found.delay) == ({2: 2.0}, 0.2)
-    assert found.message_s == pytest.approx(2e-4)
+    assert found.handing.message_s == pytest.approx(2e-4)
+    assert found.handing.sums == {2: (3.0, 4.0)}
     assert (found.beyond, found.latency) == (2.0, 3.0)
     assert between(AS_THE_MACHINE_SAYS, AS_THE_MACHINE_SAYS) == AS_THE_MACHINE_SAYS
 
@@ -184,7 +198,7 @@ def test_all_ranks_see_the_same_traffic(ranks: Ranks) -> None:
     assert list(first.sums) == list(first.latencies) == [2]
     factors = [factor for _, *both in first.sums[2] for factor in both]
     assert min(*first.messages, *first.latencies.values(), *factors, first.delay) > 0
-    assert 0 <= first.message_s < 1
+    assert 0 <= first.handing.message_s < 1
     assert min(first.beyond, first.latency) > 0
 
 

@@ -52,7 +52,7 @@ def detect(
         soapstone plan lenet --machine machine.yaml
     """
     from soapstone.runtime.detecting import backend_name, measured_kind, measured_messages, usual_ranks
-    from soapstone.validation.traffic import message_overhead_s
+    from soapstone.validation.handing import message_overhead_s
 
     check_not_a_rank(gpu_slices)
     device = device if gpu_slices is None else "cuda"

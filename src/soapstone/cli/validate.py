@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,7 +24,8 @@ from soapstone.machine import Machine, resolve
 from soapstone.machine.checks import did_you_mean
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plans import write_plan
-from soapstone.validation.comparing import Account, Compared, Summary
+from soapstone.validation.accounts import Accounts
+from soapstone.validation.comparing import Compared, Summary
 
 if TYPE_CHECKING:
     from soapstone.runtime.wire import Wire
@@ -223,10 +223,7 @@ def _document(request: _Request, machine: Machine, outcome: Outcome) -> dict[str
             {**_compared_document(each), "used_for": "fitting" if i in outcome.fitted_on else "reporting"}
             for i, each in enumerate(outcome.compared)
         ],
-        "worst": [
-            {"strategy": each.name, "tasks": [asdict(account) for account in found]}
-            for each, found in outcome.worst
-        ],
+        "worst": [{"strategy": each.name} | asdict(found) for each, found in outcome.worst],
         "measured": outcome.measured,
         "output": None if request.output is None else str(request.output),
     }
@@ -246,7 +243,7 @@ def _print(request: _Request, machine: Machine, outcome: Outcome) -> None:
     screen.print(Text(_sentence("those fitted", outcome.seen)))
     screen.print(Text(_sentence("reported, without the fit", outcome.unfitted)))
     for each, found in outcome.worst:
-        screen.print(Text(f"{each.name}, off by {each.error:+.0%}: tasks with the largest differences"))
+        screen.print(Text(f"{each.name}, off by {each.error:+.0%}: where a recorded step's time went"))
         screen.print(_accounts_table(found))
     if request.output is not None:
         best = min(outcome.compared, key=lambda each: each.actual_s)
@@ -284,19 +281,18 @@ def _table(outcome: Outcome) -> Table:
     return table
 
 
-def _accounts_table(found: Sequence[Account]) -> Table:
-    table = Table("tasks", "kind", box=SIMPLE_HEAD, pad_edge=False)
+def _accounts_table(found: Accounts) -> Table:
+    table = Table("kind", "task", box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("number", "predicted", "actual", "difference"):
         table.add_column(heading, justify="right")
-    for each in found:
-        difference_s = each.actual_s - each.predicted_s
-        sign = "-" if difference_s < 0 else "+"
+    for each in (*found.kinds, *found.tasks):
+        sign = "-" if each.difference_s < 0 else "+"
         table.add_row(
-            Text(each.name),
             each.kind,
+            Text(each.name or "all"),
             str(each.count),
             SECONDS.short_text(each.predicted_s),
             SECONDS.short_text(each.actual_s),
-            f"{sign}{SECONDS.short_text(abs(difference_s))}",
+            f"{sign}{SECONDS.short_text(abs(each.difference_s))}",
         )
     return table

@@ -51,6 +51,9 @@ LONGEST_S = 3.0
 MEMORY_SHARE = 0.4
 """[choice] The part of free memory that a batch may take, by its own count of bytes."""
 
+ROUNDS = 3
+"""[choice] How often each operator has its turn where they follow each other."""
+
 KERNEL_BATCHES = 3
 HEAD_START = 1.5
 CYCLES_PER_S = 2e9
@@ -179,6 +182,19 @@ class Profiler:
             runs.prepare()
             return runs.again
         return None
+
+    def launching_in_turn(self, candidates: Iterable[Candidate]) -> float:
+        """How much longer launching takes on a GPU where one operator follows another, as in a step, than
+        where one of them is launched over and over again, as it is measured; 1 elsewhere."""
+        runs: list[_Runs] = []
+        for candidate in candidates if self.launches else ():
+            with contextlib.suppress(*_FAILURES):
+                own = _Runs(candidate, self.device)
+                own.prepare()
+                runs.append(own)
+        if not runs:
+            return 1.0
+        return median(_in_turn_s(runs) / sum(own.asking_s() for own in runs) for _ in range(BATCHES))
 
     def measure_hidden(self, candidate: Candidate) -> None:
         """Measure what a candidate's passes take of memory beside tensors."""
@@ -327,12 +343,12 @@ class _Runs:
     def _kernels_s(self, runs: int, launching_s: Sequence[float]) -> tuple[float, float]:
         """Seconds of the kernels of so many forward runs, and of their backward runs."""
         torch = self.torch
-        given = [self._leaves() for _ in range(runs)]
+        given = [self.leaves() for _ in range(runs)]
         made: list[tuple[Any, ...]] = []
 
         def forward() -> None:
             with torch.set_grad_enabled(self.traced):
-                made.extend(self._forward(operands) for operands in given)
+                made.extend(self.forward(operands) for operands in given)
 
         forward_s = self._without_launching(forward, launching_s[0])
         if not self.has_backward:
@@ -379,11 +395,11 @@ class _Runs:
     def _batch(self, runs: int) -> tuple[float, float]:
         """Seconds of so many forward runs, and of their backward runs."""
         torch, clock = self.torch, self.device.clock
-        given = [self._leaves() for _ in range(runs)]
+        given = [self.leaves() for _ in range(runs)]
         with torch.set_grad_enabled(self.traced):
             self._settle()
             start = clock()
-            made = [self._forward(operands) for operands in given]
+            made = [self.forward(operands) for operands in given]
             self._launching_s[0].append(clock() - start)
             self._settle()
             forward_s = clock() - start
@@ -401,11 +417,19 @@ class _Runs:
 
     def again(self) -> Again:
         """Another batch, forward and backward."""
-        self._launching_s = ([], [])
-        self._batch(self._runs)
-        asking_s = [sum(found) for found in self._launching_s]
+        asking_s = self._asking_s()
         kernels_s = sum(self._kernels_s(self._runs, asking_s)) if self.device.is_cuda else None
         return Again(sum(asking_s), kernels_s)
+
+    def asking_s(self) -> float:
+        """Seconds until one run has been asked for, forward and backward, as one of a batch."""
+        return sum(self._asking_s()) / self._runs
+
+    def _asking_s(self) -> tuple[float, float]:
+        self._launching_s = ([], [])
+        self._batch(self._runs)
+        forward_s, backward_s = self._launching_s
+        return sum(forward_s), sum(backward_s)
 
     def hidden_bytes(self) -> tuple[int, int]:
         """What a forward and a backward run take at most, beyond what the same tensors without elements do:
@@ -426,9 +450,9 @@ class _Runs:
         self, operands: Sequence[Any], forward: Watch | Count, backward: Watch | Count
     ) -> tuple[int, int]:
         """What a forward and a backward run take at most."""
-        torch, given = self.torch, self._leaves(operands)
+        torch, given = self.torch, self.leaves(operands)
         with torch.set_grad_enabled(self.traced), forward:
-            made = self._forward(given)
+            made = self.forward(given)
         if not self.has_backward:
             return forward.highest_bytes(), 0
         roots = [out for out in made if out is not None and out.requires_grad]
@@ -437,14 +461,15 @@ class _Runs:
             torch.autograd.backward(roots, gradients)
         return forward.highest_bytes(), backward.highest_bytes()
 
-    def _leaves(self, operands: Sequence[Any] | None = None) -> list[Any]:
+    def leaves(self, operands: Sequence[Any] | None = None) -> list[Any]:
         """The operands, or others like them, as leaves of their own where a gradient is wanted."""
         return [
             operand.detach().requires_grad_() if i in self.wanted and operand is not None else operand
             for i, operand in enumerate(self.operands if operands is None else operands)
         ]
 
-    def _forward(self, operands: Sequence[Any]) -> tuple[Any, ...]:
+    def forward(self, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """What the operator makes of its operands."""
         if self.statistics is None:
             return self.op.run(operands, self.attrs, self.shard)
         local = self.statistics.local(*operands)
@@ -454,6 +479,32 @@ class _Runs:
     def _settle(self) -> None:
         if self.device.is_cuda:
             self.torch.cuda.synchronize()
+
+
+def _in_turn_s(runs: Sequence[_Runs]) -> float:
+    """Seconds until one run of each operator has been asked for on a GPU, forward and backward, where each
+    follows another."""
+    import torch
+
+    given = [(own, own.leaves()) for _ in range(ROUNDS) for own in runs]
+    torch.cuda.synchronize()
+    start = perf_counter()
+    made = [own.forward(operands) for own, operands in given]
+    taken_s = perf_counter() - start
+    roots = [
+        out
+        for (own, _), outputs in zip(given, made, strict=True)
+        for out in outputs
+        if own.has_backward and out is not None and out.requires_grad
+    ]
+    if roots:
+        gradients = [torch.ones_like(root) for root in roots]
+        torch.cuda.synchronize()
+        start = perf_counter()
+        torch.autograd.backward(roots, gradients)
+        taken_s += perf_counter() - start
+    torch.cuda.synchronize()
+    return taken_s / ROUNDS
 
 
 def _update_batches(size_bytes: int, device: Device) -> list[float]:

@@ -1,15 +1,11 @@
-"""Predicted against actual: errors, rank correlation, and which tasks account for a difference."""
+"""Predicted against actual: errors and rank correlation."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
-
-from soapstone.sim.reference import Timeline
-from soapstone.tasks.task import COMPUTE_KINDS, TaskGraph, TaskKind
 
 
 @dataclass(frozen=True)
@@ -89,34 +85,3 @@ def kendall_tau(
         ties_b += not y
     ordered = (len(pairs) - ties_a) * (len(pairs) - ties_b)
     return float(agree / ordered**0.5) if ordered else 1.0
-
-
-@dataclass(frozen=True)
-class Account:
-    """Tasks of one kind and name: their number, and seconds in all, predicted and actual."""
-
-    kind: str
-    name: str
-    count: int
-    predicted_s: float
-    actual_s: float
-
-
-def accounts(graph: TaskGraph, timeline: Timeline, most: int = 5) -> list[Account]:
-    """The tasks with the largest differences between prediction and a real timeline, those of one block
-    and kind together. Hops of a collective happen at once and count once."""
-    sums: dict[tuple[str, str], list[float]] = {}
-    updates = Counter(task.resource for task in graph.tasks if task.kind is TaskKind.UPDATE)
-    for number, task in enumerate(graph.tasks):
-        if task.kind not in COMPUTE_KINDS and task.key[-1] != 0:
-            continue
-        actual_s = timeline.end_s[number] - timeline.start_s[number]
-        if task.kind is TaskKind.UPDATE:
-            actual_s /= updates[task.resource]  # a rank's updates are one call, and have one time
-        label = task.name.split(" ")[0].partition("[")[0]
-        entry = sums.setdefault((str(task.kind), label), [0.0, 0.0, 0.0])
-        entry[0] += 1
-        entry[1] += task.duration_s
-        entry[2] += actual_s
-    found = [Account(kind, name, int(n), p, a) for (kind, name), (n, p, a) in sums.items()]
-    return sorted(found, key=lambda each: -abs(each.actual_s - each.predicted_s))[:most]

@@ -38,6 +38,9 @@ LONGEST_S = 0.1
 """[choice] So many operators are timed, the longest first; one run of all of them takes about this long at
 most."""
 
+MOST_IN_TURN = 24
+"""[choice] So many operators are launched one after the other."""
+
 ROUNDS = 4
 """[choice] How often times and numbers of busy ranks are worked out from each other."""
 
@@ -88,9 +91,18 @@ def standing_for_all(
     return runs
 
 
-def measured_crowding(device: Device, wire: Wire, runs: Mapping[str, Run]) -> Crowding:
+def one_of_each(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The smallest of each operator, of so many of them."""
+    found: dict[str, Candidate] = {}
+    for candidate in sorted(candidates, key=lambda each: sum(work.size_bytes for work in each.works)):
+        found.setdefault(candidate.node.op_name, candidate)
+    return [found[name] for name in sorted(found)][:MOST_IN_TURN]
+
+
+def measured_crowding(device: Device, wire: Wire, runs: Mapping[str, Run], in_turn: float = 1.0) -> Crowding:
     """By real time, what operators take with 1, 2, ... ranks at work. Numbers of ranks take turns, so that
-    what else the computer does falls on all of them alike."""
+    what else the computer does falls on all of them alike. Launching takes `in_turn` times as long in a step
+    as was measured."""
     if wire.size == 1:
         return NO_CROWDING
     told = wire.told_by_all(json.dumps(list(runs)), "operators that are timed")
@@ -109,7 +121,7 @@ def measured_crowding(device: Device, wire: Wire, runs: Mapping[str, Run]) -> Cr
     own = np.vstack(
         [
             np.median(real_s.sum(-1) / everyone_s.sum(-1), axis=0),
-            np.median(asking_s.sum(-1) / all_asking_s, axis=0),
+            np.median(asking_s.sum(-1) / all_asking_s, axis=0) * in_turn,
             np.median(real_s / everyone_s, axis=0).T,
         ]
     )

@@ -26,7 +26,7 @@ from soapstone.runtime.profiling import measured_at_once, shared_profile
 from soapstone.runtime.wire import Wire
 from soapstone.strategy.strategy import Strategy
 from soapstone.validation.calibrating import Calibration
-from soapstone.validation.crowding import Crowding, eased, measured_crowding, standing_for_all
+from soapstone.validation.crowding import Crowding, eased, measured_crowding, one_of_each, standing_for_all
 from soapstone.validation.drawing import FOUND, Drawn, found_anew
 from soapstone.validation.parts import Parts, parts_of
 from soapstone.validation.rehearsing import Inside
@@ -40,12 +40,6 @@ LATE_SHARE = 0.25
 INSIDE_SHARE = 0.25
 """[choice] The part of the time for measuring operators that the memory which they take inside may take
 beside it."""
-
-
-CAUTIOUS = Calibration(launching=2.0)
-"""[measured] By what strategies are chosen among: within steps, the threads of GPUs take up to twice as long
-as in loops of one operator (RNNLM on four slices: a strategy of a thousand messages, said to take 76 ms by
-such loops, took 127; wu, of 160, was said to take 88 and took 86)."""
 
 
 class Measuring:
@@ -90,7 +84,8 @@ class Measuring:
     def crowding(self) -> Crowding:
         """What ranks take from each other."""
         runs = standing_for_all(self._profiler, self._measured, self.costs, self._kind)
-        return measured_crowding(self._device, self._wire, runs)
+        in_turn = self._profiler.launching_in_turn(one_of_each(self._measured))
+        return measured_crowding(self._device, self._wire, runs, in_turn)
 
     def found_anew(
         self, found: Sequence[Drawn], graph: Graph, seed: int, crowding: Crowding, traffic: Traffic
@@ -104,7 +99,9 @@ class Measuring:
             own = strategies[wire.rank :: wire.size]
             plans = [run_plan(Drawn(FOUND, each), machine, costs) for each in own]
             parts = predicted_parts(plans, costs, crowding, traffic, wire)
-            said = wire.told_by_all(json.dumps([each.makespan_s(CAUTIOUS) for each in parts]), "predictions")
+            said = wire.told_by_all(
+                json.dumps([each.makespan_s(Calibration()) for each in parts]), "predictions"
+            )
             told = [json.loads(text) for text in said]
             return [told[i % wire.size][i // wire.size] for i in range(len(strategies))]
 

@@ -38,7 +38,7 @@ from soapstone.cost.work import Work
 from soapstone.machine import DeviceKind, Machine
 from soapstone.ops.box import intersection, volume
 from soapstone.plans import Plan
-from soapstone.runtime.as_run import as_run
+from soapstone.runtime.as_run import AsRun, as_run
 from soapstone.runtime.collectives import USED
 from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.strategy import Strategy
@@ -48,6 +48,7 @@ from soapstone.tasks.passes import recosted
 from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, Key, Task, TaskGraph, TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import NO_CROWDING, ROUNDS, Crowding, crowded, under_way
+from soapstone.validation.handing import Handing
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
 
 Floats = NDArray[np.float64]
@@ -90,9 +91,7 @@ class Parts:
     pieces: Floats
     calls: Floats
     meets: Floats
-    message_s: float
-    piece_s: float
-    call_s: float
+    handing: Handing
     wire_s: Floats
     latency_s: Floats
     flat: tuple[Any, ...]
@@ -101,7 +100,8 @@ class Parts:
     def durations(self, found: Calibration) -> Floats:
         """The durations under a calibration; on GPUs those of launching follow."""
         computed = found.compute * self.seconds
-        handled = self.message_s * self.messages + self.piece_s * self.pieces + self.call_s * self.calls
+        own = self.handing
+        handled = own.message_s * self.messages + own.part_s * self.pieces + own.call_s * self.calls
         beside = (
             found.overhead_s * self.operators + found.message_s * self.messages + found.wake_s * self.meets
         )
@@ -120,26 +120,13 @@ class Parts:
         """The predicted step under a calibration."""
         return native.simulate(self.durations(found), *self.flat)[2] + found.step_s
 
-    def graph(self, found: Calibration) -> TaskGraph:
-        """The tasks with their durations under a calibration."""
-        durations = self.durations(found)
-        if self.launches_ahead:
-            timeline = self._timeline(durations)
-            durations = durations[: len(self.tasks.tasks)]
-            taken_s = np.array(timeline.end_s) - np.array(timeline.start_s)
-            durations[self._computing] = taken_s[self._computing]
-        tasks = tuple(
-            replace(t, duration_s=float(d)) for t, d in zip(self.tasks.tasks, durations, strict=True)
-        )
-        return replace(self.tasks, tasks=tasks)
-
-    def _timeline(self, durations: Floats) -> Timeline:
-        """When each task runs; on GPUs, launching is a part of it."""
-        start_s, end_s, makespan_s = native.simulate(durations, *self.flat)
+    def timeline(self, found: Calibration) -> Timeline:
+        """When each task runs under a calibration; on GPUs, launching is a part of it."""
+        start_s, end_s, makespan_s = native.simulate(self.durations(found), *self.flat)
         count = len(self.tasks.tasks)
         if self.launches_ahead:
             end_s[self._computing] = np.maximum(end_s[self._computing], end_s[count:])
-        return Timeline(start_s[:count].tolist(), end_s[:count].tolist(), makespan_s)
+        return Timeline(start_s[:count].tolist(), end_s[:count].tolist(), makespan_s + found.step_s)
 
 
 def parts_of(
@@ -200,9 +187,10 @@ def parts_of(
     if launches is not None:
         flat = _with_launching(tasks, flat, awaits_messages=not on_a_bus)
 
-    messages, pieces = _handled(plain, ends, {*ran.led_by, *ran.left_out}, USED[backend], traffic)
+    messages, pieces = _handled(plain, ends, ran, USED[backend], traffic)
     calls = np.array([float(task.key in ran.begins) for task in plain.tasks])
-    handling_s = traffic.message_s * messages + traffic.part_s * pieces + traffic.call_s * calls
+    own = traffic.handing
+    handling_s = own.message_s * messages + own.part_s * pieces + own.call_s * calls
 
     def simulated(durations: Floats) -> tuple[Floats, Floats]:
         count = len(durations)
@@ -231,9 +219,7 @@ def parts_of(
         pieces,
         calls,
         _meets(plain, {*ran.led_by, *ran.left_out}),
-        traffic.message_s,
-        traffic.part_s,
-        traffic.call_s,
+        traffic.handing,
         wire_s,
         latency_s,
         flat,
@@ -417,19 +403,25 @@ def _sum_factors(
     that lead it; the part of that which it takes among other sums; and how much longer its latency is. One
     for all else."""
     of_bytes, among, of_latency = np.ones((3, len(tasks.tasks)))
-    size_bytes: dict[Key, int] = {}
-    sums = [task for task in tasks.tasks if task.kind is TaskKind.ALL_REDUCE]
-    for task in sums:
-        leader = led_by.get(task.key, task.key)
-        size_bytes[leader] = size_bytes.get(leader, 0) + task.size_bytes
-    for task in sums:
-        count = len(_move(tasks, task).devices)
-        whole_bytes = size_bytes[led_by.get(task.key, task.key)] * count // (2 * (count - 1))
-        number = tasks.ids[task.key]
+    for key, whole_bytes in _summed_bytes(tasks, led_by).items():
+        number = tasks.ids[key]
+        count = len(_move(tasks, tasks.tasks[number]).devices)
         of_bytes[number], with_others = traffic.of_sum(count, whole_bytes)
         among[number] = with_others / of_bytes[number]
         of_latency[number] = traffic.latency_of_sum(count)
     return of_bytes, among, of_latency
+
+
+def _summed_bytes(tasks: TaskGraph, led_by: Mapping[Key, Key]) -> Mapping[Key, int]:
+    """For each hop of a sum the bytes of that sum, together with those that it leads or that lead it."""
+    moved: dict[Key, int] = {}
+    counts: dict[Key, int] = {}
+    for task in tasks.tasks:
+        if task.kind is TaskKind.ALL_REDUCE:
+            counts[task.key] = len(_move(tasks, task).devices)
+            leader = led_by.get(task.key, task.key)
+            moved[leader] = moved.get(leader, 0) + task.size_bytes
+    return {key: moved[led_by.get(key, key)] * n // (2 * (n - 1)) for key, n in counts.items()}
 
 
 @dataclass(frozen=True)
@@ -504,24 +496,31 @@ def _local(exchange: Exchange, sink: int) -> int:
 
 
 def _handled(
-    tasks: TaskGraph, ends: _Ends, led: set[Key], collectives: frozenset[Pattern], traffic: Traffic
+    tasks: TaskGraph, ends: _Ends, ran: AsRun, collectives: frozenset[Pattern], traffic: Traffic
 ) -> tuple[Floats, Floats]:
     """For each compute task, the messages that it hands over or takes, a collective being one of them and one
     that goes in pieces more than one; and how many are cut out of a tensor for that, or put into one. What
     no task makes (weights) is handed over at the beginning, on both sides."""
     messages, parts = np.zeros((2, len(tasks.tasks)))
     contributions = {key: _contributions(exchange) for key, exchange in tasks.exchanges.items()}
+    summed_bytes = _summed_bytes(tasks, ran.led_by)
     joined: set[tuple[Key, int]] = set()
     for number, task in enumerate(tasks.tasks):
-        if task.kind in COMPUTE_KINDS or task.key in led:
+        if task.kind in COMPUTE_KINDS or task.key in ran.led_by or task.key in ran.left_out:
             continue
         move, exchange = _move(tasks, task), tasks.exchanges[task.key[:-2]]
         made, taken = ends.made[number], ends.taken[number]
         sender, receiver = _between(move, task)
         there = (made, taken) if made >= 0 else (ends.first.get(sender, -1), ends.first.get(receiver, -1))
+        if move.pattern is Pattern.ALL_REDUCE and move.pattern in collectives:
+            handed = (
+                traffic.handing.of_sum(len(move.devices), summed_bytes[task.key]) / 2
+            )  # at each end of a hop
+        else:
+            handed = _messages(move, task, collectives, traffic)
         for end in there:
             if end >= 0:
-                messages[end] += _messages(move, task, collectives, traffic)
+                messages[end] += handed
         if move.pattern in collectives:
             continue
         for transfer in move.transfers:

@@ -19,13 +19,11 @@ import torch
 
 from soapstone.cost.analytic import collective_s
 from soapstone.machine import Machine
-from soapstone.ops.box import Interval
-from soapstone.runtime.belts import IN_PIECES, first_piece
+from soapstone.runtime.belts import first_piece
 from soapstone.runtime.detecting import timed
-from soapstone.runtime.ports import Arrival, Departure, Inbox, Outlet
-from soapstone.runtime.region import Region
 from soapstone.runtime.wire import Wire
 from soapstone.tasks.exchange import Pattern
+from soapstone.validation.handing import Handing, measured_handing, pieces_of
 
 MESSAGE_BYTES = 2**20, 12 * 2**20
 """[choice] A small and a large message: what the bytes between them take is asked for."""
@@ -43,38 +41,28 @@ AT_ONCE = 3
 LAPS = 4, 20
 """[choice] How often a message goes around all ranks: what the longer way takes more is what hops take."""
 
-MANY = 24
-"""[choice] Messages of next to no bytes, by which it is seen what one more of them takes of its ends."""
-
 
 @dataclass(frozen=True)
 class Traffic:
     """Times of bytes relative to the machine's: of messages by how many are under way at once (one, two,
     ...), and of sums by the number of ranks and the bytes, alone and among others; latencies of sums by the
     number of ranks; the part of its time by which a sum delays a message and a message a sum, None where
-    links carry both, one after the other; what a message takes of the thread at each of its ends; how much
-    longer the bytes of a message take beyond those of a large one; the latency of messages, relative to the
-    machine's; the largest piece in which messages go by belts, 0 where they go whole; what it takes of the
-    thread to cut a message out of a tensor or to put it into one; what each further piece of a message takes
-    of it, relative to a message of one; and what one more call of autograd takes of it, for as many
-    operators."""
+    links carry both, one after the other; how much longer the bytes of a message take beyond those of a large
+    one; the latency of messages, relative to the machine's; the largest piece in which messages go by belts,
+    0 where they go whole; and what all of this takes of the threads of ranks."""
 
     messages: tuple[float, ...] = (1.0,)
     sums: dict[int, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)
     latencies: dict[int, float] = field(default_factory=dict)
     delay: float | None = None
-    message_s: float = 0.0
     beyond: float = 1.0
     latency: float = 1.0
     piece_bytes: int = 0
-    part_s: float = 0.0
-    further: float = 0.0
-    call_s: float = 0.0
+    handing: Handing = field(default_factory=Handing)
 
     def handed(self, size_bytes: int) -> float:
         """How many messages of one piece a message of this size is as much work as, at each of its ends."""
-        pieces = _pieces(size_bytes, self.piece_bytes)
-        return 1.0 + self.further * (pieces - 1)
+        return 1.0 + self.handing.further * (pieces_of(size_bytes, self.piece_bytes) - 1)
 
     def of_message(self, size_bytes: int) -> float:
         """How much longer the bytes of a message of this size take than those of smaller ones; or than those
@@ -118,19 +106,16 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
     wire.prepare([range(count) for count in counts])
     are_apart = wire.backend != "memory"  # where ranks add up themselves, one sum follows the other
     sums = {count: _sums(wire, machine, count, are_apart=are_apart) for count in counts}
-    message_s, part_s = _message_s(wire)
+    handing = measured_handing(wire, counts)
     return Traffic(
         tuple(messages),
         {count: factors for count, (_, factors) in sums.items()},
         {count: latency for count, (latency, _) in sums.items()},
         _delay(wire) if are_apart else None,
-        message_s,
         _beyond(wire) if are_apart else 1.0,
-        _latency(wire, machine, message_s) if are_apart else 1.0,
+        _latency(wire, machine, handing.message_s) if are_apart else 1.0,
         0 if wire.belts is None else wire.belts.piece_bytes,
-        part_s,
-        0.0 if wire.belts is None else _further(wire, wire.belts.piece_bytes),
-        _call_s(wire),
+        handing,
     )
 
 
@@ -155,13 +140,10 @@ def between(first: Traffic, second: Traffic) -> Traffic:
         },
         {count: mean(latency, second.latencies[count]) for count, latency in first.latencies.items()},
         None if first.delay is None or second.delay is None else mean(first.delay, second.delay),
-        sqrt(first.message_s * second.message_s),
         mean(first.beyond, second.beyond),
         mean(first.latency, second.latency),
         first.piece_bytes,
-        sqrt(first.part_s * second.part_s),
-        sqrt(first.further * second.further),
-        sqrt(first.call_s * second.call_s),
+        first.handing.between(second.handing),
     )
 
 
@@ -183,31 +165,6 @@ def _in_pieces(size_bytes: int, most_bytes: int) -> int:
     return size_bytes + (first_piece(size_bytes, most_bytes) if most_bytes and size_bytes else 0)
 
 
-def _pieces(size_bytes: int, most_bytes: int) -> int:
-    """In how many pieces a message goes."""
-    return -(-size_bytes // first_piece(size_bytes, most_bytes)) if most_bytes and size_bytes else 1
-
-
-def _further(wire: Wire, most_bytes: int) -> float:
-    """What each further piece of a message takes of the thread, relative to a message of one piece, where it
-    need not wait for any."""
-    size_bytes = MESSAGE_BYTES[0]
-    while _pieces(size_bytes, most_bytes) < IN_PIECES:
-        size_bytes *= 2
-
-    def asked_s(size_bytes: int) -> float:
-        tensor = torch.zeros(size_bytes // 4, device=wire.device)
-
-        def act() -> None:
-            for _ in range(AT_ONCE):
-                _around(wire, tensor, wire.size, (1,))
-
-        return timed(wire, act, to_the_end=False)[0]
-
-    one_s, several_s = asked_s(NO_BYTES), asked_s(size_bytes)
-    return _digits((several_s / one_s - 1.0) / (_pieces(size_bytes, most_bytes) - 1))
-
-
 def _beyond(wire: Wire) -> float:
     """How much longer the last bytes of a message that is larger than caches are take than the first."""
     taken = [
@@ -218,89 +175,6 @@ def _beyond(wire: Wire) -> float:
     small, large, largest = (_in_pieces(size, most_bytes) for size in (*MESSAGE_BYTES, LARGEST_BYTES))
     first, last = (taken[1] - taken[0]) / (large - small), (taken[2] - taken[1]) / (largest - large)
     return _digits(last / max(first, 1e-15))
-
-
-def message_overhead_s(wire: Wire) -> float:
-    """What a message takes of its ends, both together: of the threads that hand it over and take it, and of
-    the one that has autograd begin anew where it goes back, which is so for every second message: those of
-    the forward pass."""
-    message_s, _ = _message_s(wire)
-    return float(f"{2 * message_s + _call_s(wire) / 2:.3g}")
-
-
-def _message_s(wire: Wire) -> tuple[float, float]:
-    """What one more message takes of the thread at each of its ends, as the runtime hands it over; and what
-    it takes to cut one out of a tensor, or to put a part into one."""
-    tags = [tag for tag in range(1, 2 * MANY) if tag % wire.size][:MANY]
-    more_s = []
-    for in_parts in (False, True):
-        few, many = (_Handing(wire, some, in_parts=in_parts) for some in (tags[:1], tags))
-        few_s, many_s = (timed(wire, each)[0] for each in (few, many))
-        more_s.append(max(many_s - few_s, 0.0) / (MANY - 1))
-    whole_s, in_parts_s = more_s
-    parts_s = max(in_parts_s - whole_s, 0.0) / _Handing.PARTS
-    return float(f"{whole_s / 2:.3g}"), float(f"{parts_s:.3g}")
-
-
-class _Handing:
-    """Messages of next to no bytes that all ranks give to the next ones: whole tensors, or halves of which
-    the receiver has the other."""
-
-    PARTS = 3  # one is cut out, two are put together
-    ROWS, COLUMNS = 16, 64
-
-    def __init__(self, wire: Wire, tags: Sequence[int], *, in_parts: bool) -> None:
-        self._wire = wire
-        whole = Interval(0, self.ROWS), Interval(0, self.COLUMNS)
-        left, right = (
-            (whole[0], Interval(start, start + self.COLUMNS // 2)) for start in (0, self.COLUMNS // 2)
-        )
-        given = right if in_parts else whole
-        own = Outlet(whole)
-        own.put(torch.zeros(self.ROWS, self.COLUMNS, device=wire.device))
-        self._departures, self._arrivals, self._inboxes = [], [], []
-        for tag in tags:
-            to, origin = (wire.rank + tag) % wire.size, (wire.rank - tag) % wire.size
-            self._departures.append(Departure(given, torch.float32, to, tag, "message", [own]))
-            arrival = Arrival(given, torch.float32, origin, tag, "message")
-            inbox = Inbox(whole, torch.float32, wire.device, adds=False)
-            if in_parts:
-                inbox.connect(own, left)
-            inbox.connect(arrival, given)
-            self._arrivals.append(arrival)
-            self._inboxes.append(inbox)
-
-    def __call__(self) -> None:
-        for departure in self._departures:
-            departure.post(self._wire)
-        for arrival in self._arrivals:
-            arrival.post(self._wire)
-        region = Region(0)
-        for inbox in self._inboxes:
-            tensor = inbox.take()
-            assert tensor is not None
-            region.leaf(tensor, Outlet(inbox.box))
-        self._wire.settle()
-        for arrival, inbox in zip(self._arrivals, self._inboxes, strict=True):
-            arrival.clear()
-            inbox.clear()
-
-
-def _call_s(wire: Wire) -> float:
-    """What it takes of the thread to have autograd take operators back one by one, not all in one call."""
-    tensor = torch.zeros(_Handing.ROWS, _Handing.COLUMNS, device=wire.device)
-
-    def act(*, in_one: bool) -> None:
-        regions = [Region(0)] * MANY if in_one else [Region(number) for number in range(MANY)]
-        for region in regions:
-            gradient = Outlet(())
-            gradient.put(tensor)
-            region.root(region.leaf(tensor, Outlet(())) * 2.0, [gradient])
-        for region in regions[:1] if in_one else regions:
-            region.backward()
-
-    in_one_s, apart_s = (timed(wire, partial(act, in_one=way), to_the_end=False)[0] for way in (True, False))
-    return float(f"{max(apart_s - in_one_s, 0.0) / (MANY - 1):.3g}")
 
 
 def _latency(wire: Wire, machine: Machine, message_s: float) -> float:

@@ -19,8 +19,9 @@ from soapstone.machine import Machine
 from soapstone.machine.heap import settled_objects
 from soapstone.plans import Plan, planned, predicted
 from soapstone.runtime.wire import Wire
+from soapstone.validation.accounts import Accounts, accounts
 from soapstone.validation.calibrating import Calibration, calibrated
-from soapstone.validation.comparing import Account, Compared, Summary, accounts, summary
+from soapstone.validation.comparing import Compared, Summary, summary
 from soapstone.validation.crowding import NO_CROWDING
 from soapstone.validation.drawing import Drawn, drawn
 from soapstone.validation.measuring import Measuring, Show, predicted_parts, run_plan
@@ -46,7 +47,7 @@ class Wanted:
 @dataclass(frozen=True)
 class Outcome:
     """Every strategy compared, with calibrated predictions; summaries of the half that was not fitted, of
-    the half that was, and of the first without any fit; the worst, with the tasks to blame; the plan of the
+    the half that was, and of the first without any fit; the worst, with what accounts for it; the plan of the
     fastest; and what is to be said about the capture."""
 
     compared: tuple[Compared, ...]
@@ -55,7 +56,7 @@ class Outcome:
     reported: Summary
     seen: Summary
     unfitted: Summary
-    worst: tuple[tuple[Compared, tuple[Account, ...]], ...]
+    worst: tuple[tuple[Compared, Accounts], ...]
     fastest: Plan
     costs_name: str
     measured: dict[str, Any] | None
@@ -117,7 +118,10 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     compared, raw = against(calibration), against(Calibration())
     blamed = sorted(rest, key=lambda i: -abs(compared[i].error))[:worst]
     reasons = tuple(
-        (compared[i], tuple(accounts(parts[i].graph(calibration), traced(plans[i], model, wire))))
+        (
+            compared[i],
+            accounts(parts[i].tasks, parts[i].timeline(calibration), traced(plans[i], model, wire)),
+        )
         for i in blamed
     )
     return Outcome(
