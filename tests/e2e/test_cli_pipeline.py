@@ -58,6 +58,7 @@ def test_a_pipeline_by_hand(soapstone: Soapstone, tmp_path: Path) -> None:
     ("options", "sentence"),
     [
         (("--stages", 3), "there is no pipeline of 3 stages for 8 samples on 2 devices"),
+        (("--stages", 2, "--search", "mcmc"), "--stages and --micro-batches search for a pipeline, and '--s"),
         (("--micro-batches", 3), "there is no pipeline of any number of stages with 3 micro-batches for 8"),
     ],
 )

@@ -294,3 +294,57 @@ def test_a_baseline_that_is_faster_in_buckets_takes_the_place_of_what_was_found(
     assert settled(report, machine, costs, "net", allowed).instead is None
     by_name = replace(QUICK, search="mcmc")
     assert settled(report, machine, costs, "net", by_name).plan.strategy == alone
+
+
+def test_where_a_pipeline_was_found_chains_in_buckets_start_from_baselines() -> None:
+    """They leave a pipeline as it is, but what they make of data parallelism may train faster than it."""
+    machine, costs = preset("p100:1x4"), AnalyticCosts()
+    graph = many_small_weights()
+    report = report_of(baseline("pipeline", graph, machine, costs), machine)
+    assert report.strategy.pipeline is not None
+    others = {"data_parallel": data_parallel(graph, machine)}
+    again = _searched_in_buckets(report, others, machine, costs, QUICK)
+    assert again is not None
+    assert again.makespan_s <= bucketed_s(others["data_parallel"], machine, costs)
+    assert {start.name for start in again.starts} >= set(others)
+    assert "found" not in {start.name for start in again.starts}
+
+
+def many_small_layers() -> Graph:
+    """Dense layers whose weights are so small that sums of their gradients are latency."""
+    build = GraphBuilder("net")
+    x = build.input("x", (4096, 128))
+    for number in range(14):
+        (x,) = build.add("linear", [x, build.weight(f"w{number}", (128, 128)), None], name=f"fc{number}")
+    (loss,) = build.add("sum", [x], {"dim": (0, 1)}, name="loss")
+    return build.graph(loss=loss)
+
+
+def test_of_what_fits_instead_auto_takes_what_trains_fastest() -> None:
+    """With each gradient summed by itself something else is faster than data parallelism, which trains
+    faster; who asks for another search has its way of counting."""
+    machine, costs = preset("p100:2x2"), AnalyticCosts()
+    graph = many_small_layers()
+    found, shared = baseline("optcnn", graph, machine, costs), data_parallel(graph, machine)
+    small = holding(max(simulation(found, machine).prediction.memory_bytes) - 1, machine)
+    report = report_of(found, machine)
+    taken = {
+        search: settled(report, small, costs, "net", replace(QUICK, search=search))
+        for search in ("auto", "mcmc")
+    }
+    assert {each.why for each in taken.values()} == {WhyInstead.MEMORY}
+    assert all(each.plan.prediction.fits(small) for each in taken.values())
+    auto, mcmc = (each.plan for each in taken.values())
+    assert bucketed_s(auto.strategy, small, costs) <= bucketed_s(shared, small, costs)
+    assert bucketed_s(auto.strategy, small, costs) < bucketed_s(mcmc.strategy, small, costs)
+    assert mcmc.prediction.makespan_s < auto.prediction.makespan_s
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_no_budget_is_too_small_to_find_something(search: str) -> None:
+    """Where capturing and settling leave no time at all, something is found, and progress is told."""
+    told: list[float] = []
+    options = Options(search, Budget(1e-9), threads=1)
+    report = find(network(), MACHINE, AnalyticCosts(), options, lambda part, _: told.append(part))
+    assert report.makespan_s > 0
+    assert all(0 <= part <= 1 for part in told)

@@ -68,14 +68,14 @@ def test_what_torch_keeps_of_operands_and_outputs_is_known(model: str) -> None:
         if candidate.backward is None:
             continue
         runs, saved = _Runs(candidate, place), list[torch.Tensor]()
-        given = runs._leaves()
+        given = runs.leaves()
 
         def pack(tensor: torch.Tensor, saved: list[torch.Tensor] = saved) -> torch.Tensor:
             saved.append(tensor)
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            made = runs._forward(given)
+            made = runs.forward(given)
         places = {tensor.untyped_storage().data_ptr() for tensor in saved}
         known = kept(graph, candidate.node)
         for i, operand in enumerate(given):

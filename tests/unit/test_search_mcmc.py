@@ -19,7 +19,7 @@ from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import Machine, preset
 from soapstone.plans import simulation
 from soapstone.search.baselines import baseline
-from soapstone.search.mcmc import RULES, Budget, mcmc
+from soapstone.search.mcmc import RULES, Budget, mcmc, part_over
 from soapstone.search.report import StopReason
 from soapstone.strategy.space import Space, random_strategy
 from soapstone.strategy.strategy import Strategy
@@ -209,3 +209,9 @@ def test_chains_cool_down_to_the_same(blocks: int) -> None:
     assert all(after > before * 0.8 for before, after in pairwise(course))
     assert course[0] == pytest.approx(0.05 / blocks if blocks < 24 else 1e-3)
     assert course[-1] == pytest.approx(1e-6)
+
+
+def test_of_no_time_all_is_over() -> None:
+    """However late a clock is looked at, a chain's progress is a part of it."""
+    assert [part_over(1.0, 4.0), part_over(5.0, 4.0), part_over(-1.0, 4.0)] == [0.25, 1.0, 0.0]
+    assert [part_over(1.0, 0.0), part_over(1.0, -1e-9), part_over(1.0, float("inf"))] == [1.0, 1.0, 0.0]

@@ -311,6 +311,7 @@ def test_more_rules_are_shipped_than_the_paper_has() -> None:
         ("a | x | relu(x) | x", "declares no variable"),
         ("a | x:[q! 1] | relu(x) | x", "is no degree"),
         ("a | x:[1 1] | concat[0](x, x) | x", "is no attribute"),
+        ("a | x:[1 1] | softmax[dim=](x) | x", "'dim=' is no attribute (name=value)"),
     ],
 )
 def test_a_line_that_is_no_rule_is_refused(line: str, sentence: str) -> None:

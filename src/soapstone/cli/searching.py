@@ -85,6 +85,11 @@ class Searching:
         a pipeline is searched for."""
         search_named(self.search)
         wanted = Wanted(self.stages, self.micro_batches)
+        if wanted != Wanted() and self.search not in (DEFAULT_SEARCH, "pipeline"):
+            raise PlanError(
+                f"--stages and --micro-batches search for a pipeline, and '--search {self.search}' does not:"
+                " leave one of them out"
+            )
         search = self.search if wanted == Wanted() else "pipeline"
         if self.optimizer not in STATES_PER_WEIGHT:
             hint = did_you_mean(self.optimizer, STATES_PER_WEIGHT)

@@ -37,9 +37,12 @@ def free_part(values: FreeValues, name: str, index: Index) -> Read:
     return (lambda: values[name]) if index is None else (lambda: values[name][index])
 
 
-def weight_part(holding: Holding, box: Any, contributes: bool) -> Read:
-    """A part of a weight; it gets no gradient from a read that does not contribute."""
+def weight_part(holding: Holding, box: Any, contributes: bool, returns_views: bool = False) -> Read:
+    """A part of a weight; it gets no gradient from a read that does not contribute. `returns_views` says
+    whether its reader's gradient may be a view of what others have, too."""
     if contributes and holding.box == box:
+        if returns_views:
+            holding.keep_apart()
         return lambda: holding.parameter
     holding.expect(box)
     return (lambda: holding.read(box)) if contributes else (lambda: holding.read(box).detach())

@@ -31,7 +31,7 @@ from soapstone.runtime.ports import Inbox, Outlet, Port, index_of
 from soapstone.runtime.region import Region
 from soapstone.runtime.regions import drop_part, found_regions, linked_writer
 from soapstone.runtime.releasing import releases
-from soapstone.runtime.weights import Held, Piece, Reader, Weights
+from soapstone.runtime.weights import Held, Piece, Reader, Weights, gradients_are_views
 from soapstone.strategy.blocks import free_values
 from soapstone.tasks.placed import FORWARD
 
@@ -255,7 +255,8 @@ class Program:
             return free_part(self.free, operand, index_of(box, whole(value.shape)))
         if value.role is Role.WEIGHT:
             contributes = self.weights.contributes(Reader(placed, n, i), where[1], where[2], self.rank)
-            return weight_part(self.held.holding(operand, box), box, contributes)
+            returns_views = gradients_are_views(placed.block.nodes[n])
+            return weight_part(self.held.holding(operand, box), box, contributes, returns_views)
         if operand in placed.block.writes:
             return self._own_read(where, n, operand, box)
         return self._box_read(where, n, i, operand, box)

@@ -21,7 +21,7 @@ from itertools import pairwise, product
 import torch
 from torch import Tensor, nn
 
-from soapstone.graph import Graph, Role, Value
+from soapstone.graph import Graph, Node, Role, Value
 from soapstone.ops.box import Box, Interval, contains, intersection
 from soapstone.ops.definitions.dtypes import torch_dtype
 from soapstone.runtime.ports import Index, index_of
@@ -49,6 +49,15 @@ class Holding:
         self.weight, self.box, self.parameter = weight, box, parameter
         self._readers: Counter[Box] = Counter()
         self._copies: dict[Box, Tensor] = {}
+        self._is_apart = False
+
+    def keep_apart(self) -> None:
+        """Let its gradient have memory of its own, whatever autograd finds: a view of a tensor that others
+        have, too (another weight of the same sum, a message under way) would be summed, scaled or added to
+        together with theirs."""
+        if not self._is_apart and self.parameter.requires_grad:
+            self.parameter.register_hook(_own_memory)
+        self._is_apart = True
 
     def expect(self, box: Box) -> None:
         """There is one more node that reads this part in a step."""
@@ -76,6 +85,17 @@ class Holding:
             self.parameter.grad = torch.zeros_like(self.parameter)
         index = index_of(box, self.box)
         return self.parameter.grad if index is None else self.parameter.grad[index]
+
+
+def _own_memory(gradient: Tensor) -> Tensor | None:
+    """A copy of a gradient that is a view; None to leave another as it is."""
+    return None if gradient._base is None else gradient.clone()
+
+
+def gradients_are_views(node: Node) -> bool:
+    """Whether autograd makes the gradients of what a node reads by looking at its output's in another way.
+    Autograd itself sees to it that no two have one tensor, but not that no two views of it are taken."""
+    return node.op.is_view or node.op_name == "concat"
 
 
 def is_copied(box: Box, held: Box, readers: int) -> bool:

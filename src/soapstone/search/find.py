@@ -2,7 +2,8 @@
 
 find      the search itself: one entry of `SEARCHES` for each way to search
 settled   the plan: what was found, with its exact prediction; where that does not fit in memory, the
-          fastest that does of the baselines and of what a search by exact peaks finds (`sparing`);
+          fastest that does of the baselines and of what a search by exact peaks finds (`sparing`), for
+          `auto` with gradients in buckets;
           of `auto`, where gradients in buckets, which the searches leave out, make something else faster
           than it (data parallelism, an expert's strategy, or what chains in buckets find), that
 """
@@ -38,7 +39,7 @@ from soapstone.search.sparing import (
     spared,
 )
 from soapstone.search.unity import Setting, joined, unity
-from soapstone.sim.outcome import bucketed_times
+from soapstone.sim.outcome import bucketed_s, bucketed_times
 from soapstone.strategy.blocks import blocks
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.flat import native_tasks
@@ -360,7 +361,7 @@ def settled(
     if not fits:
         others = _resorts(report.strategy.graph, machine, costs, options.seed)
         others += _spared(report, others, began, machine, costs, options)
-        for name, strategy in _fastest_first(others, machine, costs):
+        for name, strategy in _fastest_first(others, machine, costs, options.search == DEFAULT_SEARCH):
             other = predicted(strategy, machine, costs, options.optimizer)
             if other.fits(machine):
                 prediction, chosen, instead, fits = other, strategy, name, True
@@ -419,13 +420,14 @@ def _searched_in_buckets(
     costs: AnalyticCosts,
     options: Options,
 ) -> SearchReport | None:
-    """What chains in buckets find that start from what was found and from the others; None if there is no
-    time for them, or for a pipeline, which chains leave as it is."""
-    if report.stop is StopReason.INTERRUPTED or report.strategy.pipeline is not None:
+    """What chains in buckets find that start from what was found, unless it is a pipeline, and from the
+    others; None if there is no time for them."""
+    if report.stop is StopReason.INTERRUPTED:
         return None
+    found = {} if report.strategy.pipeline is not None else {"found": report.strategy}
     own = replace(options, budget=part_of(options.budget, BUCKETS_SHARE))
     try:
-        return _from_known({"found": report.strategy, **others}, machine, costs, own, in_buckets=True)
+        return _from_known({**found, **others}, machine, costs, own, in_buckets=True)
     except KeyboardInterrupt:  # before anything was found
         return None
 
@@ -486,11 +488,11 @@ def _resorts(graph: Graph, machine: Machine, costs: AnalyticCosts, seed: int) ->
 
 
 def _fastest_first(
-    found: Iterable[tuple[str, Strategy]], machine: Machine, costs: AnalyticCosts
+    found: Iterable[tuple[str, Strategy]], machine: Machine, costs: AnalyticCosts, in_buckets: bool
 ) -> Iterator[tuple[str, Strategy]]:
-    """Named strategies, the fastest first."""
-
-    return iter(sorted(found, key=lambda item: _seconds(item[1], machine, costs)))
+    """Named strategies, the fastest first: with gradients in buckets, or with each summed by itself."""
+    seconds = bucketed_s if in_buckets else _seconds
+    return iter(sorted(found, key=lambda item: seconds(item[1], machine, costs)))
 
 
 def _seconds(strategy: Strategy, machine: Machine, costs: AnalyticCosts) -> float:

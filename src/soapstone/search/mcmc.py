@@ -96,6 +96,11 @@ def part_of(budget: Budget, part: float) -> Budget:
     return replace(budget, seconds=seconds, proposals=proposals)
 
 
+def part_over(elapsed_s: float, seconds: float) -> float:
+    """The part of a time that is over, from 0 to 1: all of it where there is none at all."""
+    return min(1.0, max(0.0, elapsed_s / seconds)) if seconds > 0 else 1.0
+
+
 @dataclass(frozen=True)
 class Rules:
     """What distinguishes one way of searching from the other.
@@ -366,7 +371,7 @@ class _Search:
 
     def _progress(self) -> float:
         if self.budget.seconds is not None:
-            return min(1.0, self.elapsed_s / self.budget.seconds)
+            return part_over(self.elapsed_s, self.budget.seconds)
         return 0.0
 
     def _turn(self, chain: Callable[[float], StartReport], share_s: float) -> StartReport:
@@ -410,7 +415,7 @@ class _Chain:
         size, began, stop = 0, clock(), None
         while stop is None:
             now = clock()
-            progress = (now - began) / (until - began) if limit is None else done / limit
+            progress = part_over(now - began, until - began) if limit is None else done / limit
             accepted += self._step(size, min(1.0, progress))
             done += size
             size = self._next_size(size, done, clock() - now)

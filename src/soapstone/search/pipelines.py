@@ -24,7 +24,7 @@ from soapstone.errors import SearchError, StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.search.baselines.pipeline import Cutter, Shape, grouped_shapes, shapes, shifted
-from soapstone.search.mcmc import Budget
+from soapstone.search.mcmc import Budget, part_over
 from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport, StopReason
 from soapstone.strategy.blocks import Block
 from soapstone.strategy.layout import layout, layouts
@@ -134,8 +134,10 @@ class _Search:
         if not self.curve or best_s < self.curve[-1].best_s:
             self.curve.append(CurvePoint(self.elapsed_s, proposals, best_s))
         if self.show is not None:
-            part = 0.0 if self.budget.seconds is None else min(1.0, self.elapsed_s / self.budget.seconds)
-            self.show(part, f"{best_s * 1e3:.4g} ms")
+            seconds = self.budget.seconds
+            self.show(
+                0.0 if seconds is None else part_over(self.elapsed_s, seconds), f"{best_s * 1e3:.4g} ms"
+            )
 
     def try_shapes(self, ranked: list[Shape]) -> None:
         """Simulate shapes in the order of their estimates, as far as the time for it goes."""

@@ -218,7 +218,7 @@ def _attrs(text: str, whole: str) -> tuple[tuple[str, Attr], ...]:
     found: list[tuple[str, Attr]] = []
     for part in text.split(","):
         key, equals, value = part.partition("=")
-        if not equals:
+        if not equals or not value.strip():
             raise RuleError(f"'{part.strip()}' is no attribute (name=value) in '{whole.strip()}'")
         if key.strip() in dict(found):
             raise RuleError(f"attribute '{key.strip()}' is given twice in '{_short(whole)}'; leave one out")
