@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from time import sleep
 
 import pytest
 import typer
@@ -69,6 +70,21 @@ def test_no_arguments_show_the_help() -> None:
 def test_help_does_not_wait_for(module: str) -> None:
     program = f"import sys, soapstone.cli.main as m; m.main(['--help']); sys.exit({module!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 0
+
+
+def test_an_interrupt_that_python_drops_is_made_again() -> None:
+    """What is raised while an object is done away with goes nowhere."""
+
+    class Thing:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def command() -> None:
+        thing = Thing()
+        del thing
+        sleep(60)
+
+    assert exit_code(command) == 130
 
 
 @pytest.mark.parametrize(

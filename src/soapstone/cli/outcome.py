@@ -13,12 +13,19 @@ Any other exception is a bug of ours and keeps its traceback.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Timer, get_ident
+from typing import TYPE_CHECKING
 
 import typer
 
 from soapstone.errors import SoapstoneError
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 INSTALLED_APART = {"torch": "PyTorch", "transformers": "Hugging Face's transformers"}
 """What plans can be simulated, explained and shown without."""
@@ -27,12 +34,16 @@ CLOSED_PIPE = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 
+AGAIN_S = 0.02
+"""[choice] After which an interrupt that was lost is made anew."""
+
 
 def exit_code(command: Callable[[], object]) -> int:
     """Run a typer command in non-standalone mode and return the exit code of its outcome."""
     try:
-        result = command()
-        sys.stdout.flush()
+        with _interrupts_are_not_lost():
+            result = command()
+            sys.stdout.flush()
     except SoapstoneError as error:
         return _refuse(str(error))
     except typer.TyperException as error:
@@ -53,6 +64,27 @@ def exit_code(command: Callable[[], object]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return result if isinstance(result, int) else 0
+
+
+@contextmanager
+def _interrupts_are_not_lost() -> Iterator[None]:
+    """Python drops what is raised while an object is done away with, Ctrl-C too, and PyTorch does away with
+    many of them while it looks at a model. Such an interrupt is made again, a moment later."""
+    usual, thread = sys.unraisablehook, get_ident()
+
+    def hook(lost: UnraisableHookArgs) -> None:
+        if issubclass(lost.exc_type, KeyboardInterrupt):
+            again = Timer(AGAIN_S, signal.pthread_kill, (thread, signal.SIGINT))
+            again.daemon = True
+            again.start()
+        else:
+            usual(lost)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
 
 
 def _refuse(sentence: str) -> int:
