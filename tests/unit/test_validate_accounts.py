@@ -95,6 +95,21 @@ def test_messages_that_others_carry_are_not_blamed() -> None:
     }
 
 
+def test_an_order_that_a_recorded_step_does_not_keep_does_no_harm() -> None:
+    """A graph as it is run has autograd's order within a call; a recorded step takes tasks one by one."""
+    graph = tasks_of(
+        Task((0,), FORWARD, "first", "a", 1.0, ()),
+        Task((1,), TaskKind.BACKWARD, "one", "a", 1.0, ((0,),)),
+        Task((2,), TaskKind.BACKWARD, "two", "a", 1.0, ((1,),)),
+        Task((3,), SENT, "message", "wire", 1.0, ((1,), (2,)), 4),
+        Task((4,), FORWARD, "reader", "b", 1.0, ((3,),)),
+    )
+    turned = timeline((0.0, 1.0), (2.0, 3.0), (1.0, 2.0), (3.0, 4.0), (4.0, 5.0))
+    found = told(accounts(graph, simulate(graph), turned).tasks)
+    assert set(found.values()) == {(1.0, 1.0)}
+    assert len(found) == 5
+
+
 @given(planned())
 def test_every_moment_of_a_step_belongs_to_one_task(case: tuple[Strategy, Machine]) -> None:
     strategy, machine = case

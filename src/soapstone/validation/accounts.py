@@ -70,9 +70,8 @@ def _traced_back(graph: TaskGraph, timeline: Timeline) -> Iterator[tuple[str, st
     now_s, next_name = timeline.makespan_s, LAST
     task = max(range(len(tasks)), key=lambda i: (end_s[i], i), default=None)
     busy_with: int | None = None  # what the device that waits for a message did until it began to wait
-    seen: set[int] = set()
-    while task is not None and task not in seen:
-        seen.add(task)
+    seen: set[int] = set()  # what others waited for, once each, whatever the clocks of several devices say
+    while task is not None:
         kind, name = tasks[task].kind, _label(tasks[task])
         done_s = min(end_s[task], now_s)
         yield BETWEEN, next_name, now_s - done_s
@@ -80,14 +79,17 @@ def _traced_back(graph: TaskGraph, timeline: Timeline) -> Iterator[tuple[str, st
         now_s = min(began_s, done_s)
         yield kind, name, done_s - now_s
         next_name = name
-        come = max(set(graph.after[task]) - seen, key=lambda i: (end_s[i], i), default=None)
-        if kind not in COMPUTE_KINDS:
-            was_late = busy_with is None or start_s[task] > end_s[busy_with]
-            task, busy_with = come if was_late else busy_with, None
+        if busy_with is not None and start_s[task] <= end_s[busy_with]:
+            task, busy_with = busy_with, None
+            continue
+        own, resource = before.get(task), tasks[task].resource
+        others = [i for i in graph.after[task] if i not in seen and tasks[i].resource != resource]
+        come = max(others, key=lambda i: (end_s[i], i), default=None)
+        if come is not None and (own is None or end_s[come] > end_s[own]):
+            seen.add(come)
+            task, busy_with = come, own
         else:
-            own = before.get(task)
-            has_waited = come is not None and (own is None or end_s[come] > end_s[own])
-            task, busy_with = (come, own) if has_waited else (own, None)
+            task, busy_with = own, None
     yield BETWEEN, next_name, now_s
 
 
