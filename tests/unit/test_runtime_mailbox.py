@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracles import mailcases
 from oracles.mailcases import GROUPS, payload
@@ -34,7 +34,23 @@ MESSAGES = st.tuples(
 SUMS = st.tuples(st.just("sum"), st.sampled_from(GROUPS), COUNTS)
 
 
+FULL_RINGS = [
+    ("message", 2, 1, 0, 1000),
+    ("message", 1, 0, 2, 1),
+    ("message", 2, 1, 0, 17),
+    ("sum", (0, 1), 5000),
+    ("message", 1, 0, 0, 1),
+    ("sum", (0, 1), 17),
+    ("sum", (1, 2), 1),
+    ("sum", (0, 2), 1),
+]
+"""A sum takes the place that a message waits for."""
+
+
 @settings(max_examples=15, deadline=None)
+@example(FULL_RINGS, 53, 2, 2**16)
+@example(FULL_RINGS, 54, 2, 2**16)
+@example(FULL_RINGS, 55, 2, 2**16)
 @given(
     st.lists(MESSAGES | SUMS, max_size=12),
     st.integers(0, 99),

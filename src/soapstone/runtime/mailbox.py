@@ -168,10 +168,9 @@ class Mailbox:
 
     def _wait_for_a_place(self, peer: int, timeout_s: float) -> None:
         """Until the oldest message for a rank has been taken out of its ring."""
-        number = self._posted[peer] - PLACES
-        own = self._own
-        place = own.place(self._index[peer], number)
-        self.wait(lambda: own.words[place] == 0, [peer], timeout_s)
+        own, index = self._own, self._index[peer]
+        # Sums go on meanwhile and may take a place, too: which one is next is asked anew each time.
+        self.wait(lambda: own.words[own.place(index, self._posted[peer])] == 0, [peer], timeout_s)
 
     def kept(self, count: int, dtype: torch.dtype) -> Tensor:
         """A tensor in a block of its own for as long as it lives, from which sums are made without a copy.
