@@ -36,7 +36,7 @@ SUM_BYTES = 2**22, 2**24, 2**26
 """[choice] Sums that stand for those of all sizes, and one that takes next to no time but its latency."""
 
 AT_ONCE = 3
-"""[choice] Sums, or messages in pieces, that are asked for at once."""
+"""[choice] Sums that are asked for at once."""
 
 LAPS = 4, 20
 """[choice] How often a message goes around all ranks: what the longer way takes more is what hops take."""
