@@ -10,9 +10,10 @@ the runtime's own: a kind of its own, under the name of the task that came next.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from soapstone.sim.previous import previous
 from soapstone.sim.reference import Timeline
 from soapstone.tasks.task import COMPUTE_KINDS, Task, TaskGraph, TaskKind
 
@@ -66,7 +67,7 @@ def accounts(graph: TaskGraph, predicted: Timeline, recorded: Timeline, most: in
 def _traced_back(graph: TaskGraph, timeline: Timeline) -> Iterator[tuple[str, str, float]]:
     """The kind and name of what each moment of a step belongs to, from its end to its start, with seconds."""
     tasks, (start_s, end_s) = graph.tasks, _spans(graph, timeline)
-    before = _before(graph, timeline)
+    before = previous(graph, timeline)
     now_s, next_name = timeline.makespan_s, LAST
     task = max(range(len(tasks)), key=lambda i: (end_s[i], i), default=None)
     busy_with: int | None = None  # what the device that waits for a message did until it began to wait
@@ -82,7 +83,8 @@ def _traced_back(graph: TaskGraph, timeline: Timeline) -> Iterator[tuple[str, st
         if busy_with is not None and start_s[task] <= end_s[busy_with]:
             task, busy_with = busy_with, None
             continue
-        own, resource = before.get(task), tasks[task].resource
+        own = before.get(task) if kind in COMPUTE_KINDS else None  # messages wait for what they carry
+        resource = tasks[task].resource
         others = [i for i in graph.after[task] if i not in seen and tasks[i].resource != resource]
         come = max(others, key=lambda i: (end_s[i], i), default=None)
         if come is not None and (own is None or end_s[come] > end_s[own]):
@@ -109,17 +111,3 @@ def _spans(graph: TaskGraph, timeline: Timeline) -> tuple[Sequence[float], Seque
             start_s[number] = min(made_s, end_s[number])
             end_s[number] = end_s[number] if task.duration_s else start_s[number]
     return start_s, end_s
-
-
-def _before(graph: TaskGraph, timeline: Timeline) -> Mapping[int, int]:
-    """For each compute task but a device's first the one that its device ran before it."""
-    order = sorted(range(len(graph.tasks)), key=lambda i: (timeline.start_s[i], timeline.end_s[i], i))
-    last: dict[str, int] = {}
-    found: dict[int, int] = {}
-    for number in order:
-        task = graph.tasks[number]
-        if task.kind in COMPUTE_KINDS:
-            if task.resource in last:
-                found[number] = last[task.resource]
-            last[task.resource] = number
-    return found

@@ -8,7 +8,6 @@ of their task.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from soapstone.machine import Machine
 from soapstone.plans import Simulation
 from soapstone.report.page.actual import Actual
+from soapstone.sim.previous import previous
 from soapstone.sim.reference import Timeline
 from soapstone.tasks.flat import KINDS
 from soapstone.tasks.task import TaskGraph
@@ -103,28 +103,16 @@ def critical_path(graph: TaskGraph, timeline: Timeline) -> tuple[int, ...]:
     it ends, for it waited for that one, or for its resource."""
     if not graph.tasks:
         return ()
-    before = _previous(graph, timeline)
+    before = previous(graph, timeline)
     task = max(range(len(graph.tasks)), key=lambda i: (timeline.end_s[i], i))
     path = [task]
     while timeline.start_s[task] > 0:
         start_s = timeline.start_s[task]
         causes = [i for i in graph.after[task] if timeline.end_s[i] == start_s]
-        if not causes and before[task] != task and timeline.end_s[before[task]] == start_s:
+        if not causes and task in before and timeline.end_s[before[task]] == start_s:
             causes = [before[task]]
         if not causes:
             break
         task = max(causes, key=lambda i: (timeline.end_s[i] - timeline.start_s[i], i))
         path.append(task)
     return tuple(reversed(path))
-
-
-def _previous(graph: TaskGraph, timeline: Timeline) -> Sequence[int]:
-    """For each task the one that its resource ran before it; itself for the first."""
-    order = sorted(range(len(graph.tasks)), key=lambda i: (timeline.start_s[i], timeline.end_s[i], i))
-    last: dict[str, int] = {}
-    before = list(range(len(graph.tasks)))
-    for task in order:
-        resource = graph.tasks[task].resource
-        before[task] = last.get(resource, task)
-        last[resource] = task
-    return before
