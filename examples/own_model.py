@@ -62,7 +62,8 @@ def main() -> None:
         trainer.export(arguments.save)
     if trainer.wire.rank == 0:
         used = {device for placement in plan.strategy.placements.values() for device in placement.devices}
-        print(f"{len(used)} devices at work, loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last")
+        noun = "device" if len(used) == 1 else "devices"
+        print(f"{len(used)} {noun} at work, loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last")
 
 
 if __name__ == "__main__":

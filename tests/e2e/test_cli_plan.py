@@ -216,7 +216,7 @@ def test_a_proof_says_among_which_strategies(soapstone: Soapstone, tmp_path: Pat
     model.write_text(ODD, encoding="utf-8")
     strategy.write_text(THIRDS, encoding="utf-8")
     options = ("--machine", "p100:1x2")
-    exact = ("--search", "exact", "--proposals", 50, "--threads", 1)
+    exact = ("--search", "exact", "--threads", 1)
     found = json.loads(soapstone("plan", f"{model}:odd", *options, *exact, "--json").out)
     by_hand = ("simulate", "--model", f"{model}:odd", *options, "--strategy", strategy, "--json")
     assert found["search"]["is_optimal"] is True
@@ -226,6 +226,21 @@ def test_a_proof_says_among_which_strategies(soapstone: Soapstone, tmp_path: Pat
     chains = json.loads(soapstone("plan", f"{model}:odd", *options, *QUICK, "--json").out)["search"]
     assert chains["proved_among"] is None
     assert "no more shards of a block than devices" in chains["bounded_among"]
+
+
+@pytest.mark.parametrize("search", ["exact", "exact-ranges"])
+def test_proposals_of_a_search_that_makes_none_are_refused(soapstone: Soapstone, search: str) -> None:
+    code, out, err = soapstone("plan", *LENET, "--search", search, "--proposals", 50)
+    assert (code, out) == (2, "")
+    assert f"--proposals limits chains, and '--search {search}' is no chain" in err
+    assert err.endswith("give --budget instead\n")
+
+
+def test_one_device_is_not_said_to_be_several(soapstone: Soapstone) -> None:
+    options = ("lenet", "--tiny", "--machine", "k80:1x1", "--batch", 16)
+    code, _, err = soapstone("plan", *options, "--stages", 3, "--proposals", 5)
+    assert code == 2
+    assert "no pipeline of 3 stages for 16 samples on 1 device: " in err
 
 
 def test_starts_that_do_not_fit_and_why_a_search_ended_are_told(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +62,23 @@ def test_a_report_for_programs(soapstone: Soapstone, files: Files, tmp_path: Pat
     assert found["size_bytes"] == page.stat().st_size
     assert found["actual_makespan_s"] == pytest.approx(found["makespan_s"])
     assert found["baselines"]["data_parallel"] == found["makespan_s"]
+
+
+def test_a_report_says_by_exact_peaks_which_baselines_do_not_fit(
+    soapstone: Soapstone, tmp_path: Path
+) -> None:
+    """With a byte less than data parallelism needs it does not fit, though by its footprint it would."""
+    whole = preset("p100:1x2")
+    graph = load("lenet", tiny=True, devices=2).captured().graph
+    strategy = data_parallel(graph, whole)
+    for spare_bytes, is_told in ((0, False), (-1, True)):
+        room = max(simulation(strategy, whole).prediction.memory_bytes) + spare_bytes
+        small = replace(whole.devices[0].kind, name="small", memory_bytes=room)
+        machine = replace(whole, devices=tuple(replace(device, kind=small) for device in whole.devices))
+        path = tmp_path / "plan.json"
+        write_plan(Plan(strategy, machine, simulation(strategy, machine).prediction, "lenet:tiny"), path)
+        found = json.loads(soapstone("report", path, "-o", tmp_path / "report.html", "--json").out)
+        assert ("data_parallel" in found["baselines_that_do_not_fit"]) is is_told
 
 
 def test_an_explanation(soapstone: Soapstone, files: Files) -> None:

@@ -49,7 +49,7 @@ def test_a_model_of_one_s_own_is_planned_and_trained(tmp_path: Path) -> None:
     both = ran([*TORCHRUN, "2", script, "--save", str(tmp_path / "both.safetensors")])
     alone = ran([sys.executable, script, "--save", str(tmp_path / "alone.safetensors")])
     assert both.startswith("2 devices at work")
-    assert both.removeprefix("2 devices") == alone.removeprefix("1 devices")
+    assert both.removeprefix("2 devices") == alone.removeprefix("1 device")
     found, expected = (load_file(tmp_path / f"{name}.safetensors") for name in ("both", "alone"))
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():

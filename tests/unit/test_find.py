@@ -25,6 +25,7 @@ from soapstone.search.find import (
     WhyInstead,
     _searched_in_buckets,
     find,
+    is_unrolled,
     settled,
 )
 from soapstone.search.mcmc import Budget
@@ -220,6 +221,68 @@ def test_a_model_that_cannot_be_a_pipeline_is_planned_without() -> None:
         SearchError, match="no pipeline of any number of stages for 8 samples on 2 devices: block"
     ):
         find(graph, MACHINE, AnalyticCosts(), replace(QUICK, search="pipeline"))
+
+
+class Ticking:
+    """A clock that goes on by a twentieth of a second whenever it is looked at."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        return self.looks * 0.05
+
+
+def unrolled(steps: int) -> Graph:
+    """A recurrent layer, step by step, and a dense one."""
+    build = GraphBuilder("net")
+    x, weight = build.input("x", (64, 64)), build.weight("w", (64, 64))
+    for number in range(steps):
+        (x,) = build.add("linear", [x, weight, None], name=f"step{number}")
+    (x,) = build.add("linear", [x, build.weight("head", (64, 64)), None], name="head")
+    (loss,) = build.add("sum", [x], {"dim": (0, 1)}, name="loss")
+    return build.graph(loss=loss)
+
+
+@pytest.mark.parametrize("name", ["rnntc", "rnnlm", "nmt"])
+def test_models_of_steps_are_told_from_others(name: str) -> None:
+    assert is_unrolled(load(name, tiny=True, devices=2).captured().graph)
+
+
+@pytest.mark.parametrize("name", ["lenet", "dlrm", "gpt2", "candle_uno"])
+def test_models_of_layers_are_told_from_those_of_steps(name: str) -> None:
+    assert not is_unrolled(load(name, tiny=True, devices=2).captured().graph)
+
+
+@pytest.mark.parametrize(("steps", "has_mapping"), [(6, False), (1, True)])
+def test_chains_have_the_time_of_the_joint_search_where_layers_are_unrolled(
+    steps: int, has_mapping: bool
+) -> None:
+    """Then they start from all that `mcmc` starts from."""
+    options = Options(budget=Budget(10.0, None, Ticking()), threads=1)
+    starts = {start.name for start in find(unrolled(steps), MACHINE, AnalyticCosts(), options).starts}
+    assert ("mappings" in starts) is has_mapping
+    if not has_mapping:
+        assert {"data_parallel", "optcnn", "model_parallel", "random"} <= starts
+
+
+@pytest.mark.parametrize(
+    ("worth", "machine", "are_bettered"),
+    [(0.0, MACHINE, False), (1e9, MACHINE, True), (0.0, holding(9), True)],
+)
+def test_hopeless_pipelines_leave_their_time_to_chains(
+    worth: float, machine: Machine, are_bettered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But where nothing else fits, slow ones are not hopeless."""
+    monkeypatch.setattr("soapstone.search.find.PIPELINE_WORTH", worth)
+    options = Options(budget=Budget(20.0, None, Ticking()), threads=1)
+    names = [start.name for start in find(unrolled(6), machine, AnalyticCosts(), options).starts]
+    tried = [n for n, name in enumerate(names) if " stages, " in name]
+    assert tried
+    assert any(name.startswith("round of ") for name in names) is are_bettered
+    if not are_bettered:
+        assert names[max(tried) + 1] == "found"
 
 
 def wide() -> Graph:

@@ -255,6 +255,23 @@ def test_views_in_three_dimensions() -> None:
     assert all(sorted(p.devices) == list(range(24)) for p in three)
 
 
+def test_samples_need_not_divide_by_the_number_of_devices() -> None:
+    """Sixteen samples on three devices are placed on two of them; on twelve devices, on eight."""
+    few, many = whole(preset("p100:1x3")), whole(preset("p100:3x4"))
+    graph = sums(512, 16)
+    block = next(block for block in blocks(graph) if block.name == "one")
+    assert placed({"b": 2}, (0, 1)) in candidates(graph, block, few)
+    assert placed({"b": 8}, range(8)) in candidates(graph, block, many)
+    assert [(one.count, two.count) for one, two in few.divisions()] == [(1, 2), (2, 1)]
+
+
+def test_a_device_more_makes_no_mapping_slower() -> None:
+    """Nothing here divides by three, and layers on three devices were left whole."""
+    graph = layers(6, 512, 4096)
+    two, three = (Mapper(preset(name), COSTS).mapped(graph).cost_s for name in ("p100:1x2", "p100:1x3"))
+    assert three <= two
+
+
 def test_dims_of_a_kind_may_be_left_whole() -> None:
     graph, everything = sums(), whole(preset("p100:1x4"))
     block = next(block for block in blocks(graph) if block.name == "one")

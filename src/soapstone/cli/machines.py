@@ -19,7 +19,7 @@ from rich.text import Text
 from soapstone.cli.output import console, print_json
 from soapstone.machine import PRESETS, DeviceKind, Link, Machine, resolve, yaml_text
 from soapstone.machine.classes import link_classes, pair_classes
-from soapstone.machine.units import BYTES, BYTES_PER_S, FLOPS_PER_S, SECONDS
+from soapstone.machine.units import BYTES, BYTES_PER_S, FLOPS_PER_S, SECONDS, counted
 
 MATRIX_DEVICES = 16
 """[choice] The most devices whose every pair is printed unasked: a matrix that still fits a terminal."""
@@ -99,8 +99,8 @@ def show(
 
 
 def _print_machine(machine: Machine, screen: Console, everything: bool) -> None:
-    counts = f"{_counted(len(machine.devices), 'device')} on {_counted(len(machine.nodes), 'node')}"
-    screen.print(Text(f"{machine.name}: {counts}, {_counted(len(machine.links), 'link')}"))
+    counts = f"{counted(len(machine.devices), 'device')} on {counted(len(machine.nodes), 'node')}"
+    screen.print(Text(f"{machine.name}: {counts}, {counted(len(machine.links), 'link')}"))
     is_small = len(machine.devices) <= MATRIX_DEVICES
     screen.print(_kinds_table(machine))
     screen.print(_devices_table(machine) if everything or is_small else _nodes_table(machine))
@@ -210,10 +210,6 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
     for row in rows:
         table.add_row(*map(Text, row))
     return table
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _kinds(machine: Machine) -> Iterable[DeviceKind]:

@@ -18,7 +18,7 @@ from soapstone.cli.spread import spread
 from soapstone.errors import MachineError, SoapstoneError
 from soapstone.machine.checks import did_you_mean
 from soapstone.machine.presets import PRESETS, Preset
-from soapstone.machine.units import BYTES, SECONDS
+from soapstone.machine.units import BYTES, SECONDS, counted
 from soapstone.plans import Plan
 from soapstone.search.find import Options, settled
 
@@ -188,12 +188,10 @@ def _verdict(model: str, preset: Preset, sizes: list[_Size]) -> str:
     smallest = _smallest(sizes)
     if smallest is None:
         most = max((size.devices for size in sizes), default=0)
-        return (
-            f"{model} does not fit on up to {most} devices of {preset.name}: try --most, or a smaller --batch"
-        )
-    noun = "device" if smallest.devices == 1 else "devices"
+        where = f"up to {counted(most, 'device')} of {preset.name}"
+        return f"{model} does not fit on {where}: try --most, or a smaller --batch"
     worth = [size for size in sizes if (_efficiency(size, smallest) or 0.0) >= ENOUGH]
-    text = f"{model} fits on {smallest.devices} {noun} of {preset.name}"
+    text = f"{model} fits on {counted(smallest.devices, 'device')} of {preset.name}"
     if worth and worth[-1].devices > smallest.devices:
         text += f"; up to {worth[-1].devices} give at least {ENOUGH:.0%} of a perfect speedup"
     return text

@@ -13,6 +13,7 @@ from soapstone.cli.searching import cores
 from soapstone.errors import TrainingError
 from soapstone.machine import Machine, preset, resolve
 from soapstone.machine.presets import PRESETS
+from soapstone.machine.units import counted
 from soapstone.plans import Plan, planned, predicted
 from soapstone.search.baselines import baseline
 from soapstone.search.find import Options, find, settled
@@ -48,8 +49,8 @@ def machine_now(plan: Plan, text: str | None, ranks: int | None) -> Machine:
         machine = resolve(text)
         if ranks is not None and len(machine.devices) != ranks:
             raise TrainingError(
-                f"machine {machine.name} has {len(machine.devices)} devices and there are {ranks} ranks:"
-                " start one for each device"
+                f"machine {machine.name} has {counted(len(machine.devices), 'device')} and there"
+                f" {'is' if ranks == 1 else 'are'} {counted(ranks, 'rank')}: start one for each device"
             )
         return machine
     if ranks is None or ranks == len(plan.machine.devices):

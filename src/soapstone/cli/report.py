@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
-from soapstone.cli.footprints import footprints
 from soapstone.cli.output import ShowProgress, check_places, console, print_json, progress
+from soapstone.machine import Machine
 from soapstone.machine.units import BYTES
 from soapstone.plans import Plan, read_plan, write_text
 from soapstone.report.figures import Figures, figures
 from soapstone.report.page import Rival, page, read_actual
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.find import RESORTS
-from soapstone.sim.outcome import outcome
+from soapstone.sim.memory import STATES_PER_WEIGHT
+from soapstone.sim.outcome import Outcome, outcome
 from soapstone.strategy.strategy import Strategy
 
 PlanArgument = Annotated[
@@ -69,7 +70,7 @@ def report(
                 "makespan_s": simulated.timeline.makespan_s,
                 "actual_makespan_s": None if real is None else real.makespan_s,
                 "baselines": {rival.name: rival.figures.makespan_s for rival in rivals},
-                "baselines_that_seem_too_large": [rival.name for rival in rivals if rival.fits is False],
+                "baselines_that_do_not_fit": [rival.name for rival in rivals if rival.fits is False],
             }
         )
     else:
@@ -83,18 +84,24 @@ def report(
 
 def _rivals(plan: Plan, show: ShowProgress) -> list[Rival]:
     """The baselines that apply, simulated."""
-    strategies: dict[str, Strategy] = {}
-    summaries: dict[str, str] = {}
+    rivals: list[Rival] = []
     for each in applicable(plan.graph, plan.machine):
         if each.name in RESORTS:
-            show(len(strategies), each.name)
-            strategies[each.name] = baseline(each.name, plan.graph, plan.machine, plan.cost_model)
-            summaries[each.name] = each.summary
-    needs = footprints(strategies, plan.graph, plan.machine, plan.cost_model, plan.optimizer)
-    return [
-        Rival(name, summaries[name], _figures(strategy, plan), needs[name].needed_bytes, needs[name].fits)
-        for name, strategy in strategies.items()
+            show(len(rivals), each.name)
+            strategy = baseline(each.name, plan.graph, plan.machine, plan.cost_model)
+            taken = outcome(strategy, plan.machine, plan.cost_model, STATES_PER_WEIGHT[plan.optimizer])
+            rivals.append(_rival(each.name, each.summary, taken, plan.machine))
+    return rivals
+
+
+def _rival(name: str, summary: str, taken: Outcome, machine: Machine) -> Rival:
+    """A baseline with the peak of the device that it fills most."""
+    pairs = [
+        (memory.peak_bytes, device.kind.memory_bytes)
+        for memory, device in zip(taken.memory, machine.devices, strict=True)
     ]
+    peak, capacity = max(pairs, key=lambda pair: pair[0] / pair[1])
+    return Rival(name, summary, figures(taken), peak, peak <= capacity)
 
 
 def _figures(strategy: Strategy, plan: Plan) -> Figures:

@@ -29,6 +29,9 @@ from soapstone.sim.memory import STATES_PER_WEIGHT
 
 LARGEST_SEED = 2**32 - 1
 
+PROVING = ("exact", "exact-ranges")
+"""The searches that no number of proposals limits."""
+
 
 @dataclass(frozen=True)
 class Searching:
@@ -89,6 +92,11 @@ class Searching:
             raise PlanError(
                 f"--stages and --micro-batches search for a pipeline, and '--search {self.search}' does not:"
                 " leave one of them out"
+            )
+        if self.proposals is not None and self.search in PROVING:
+            raise PlanError(
+                f"--proposals limits chains, and '--search {self.search}' is no chain but tries strategies in"
+                " order: give --budget instead"
             )
         search = self.search if wanted == Wanted() else "pipeline"
         if self.optimizer not in STATES_PER_WEIGHT:

@@ -109,3 +109,8 @@ FLOPS_PER_S = Quantity(
     {"": Fraction(1), **_scaled(_DECIMAL, "FLOP/s")},
     ("PFLOP/s", "TFLOP/s", "GFLOP/s", "MFLOP/s", "FLOP/s"),
 )
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 device`, `4 devices`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -15,6 +15,7 @@ from math import prod
 
 from soapstone.graph import Graph, Role
 from soapstone.machine import Machine
+from soapstone.machine.units import counted
 from soapstone.ops import Kind
 from soapstone.strategy.blocks import Block
 from soapstone.strategy.placement import Placement
@@ -267,9 +268,9 @@ def pipeline_text(strategy: Strategy) -> str:
     """A pipeline in words: `a pipeline of 4 stages, 8 micro-batches of 4 samples, 1f1b`."""
     assert strategy.pipeline is not None
     count, samples = strategy.pipeline.micro_batches, strategy.graph.sample_count or 0
-    stages = f"{len(strategy.stages)} stage{'s' if len(strategy.stages) != 1 else ''}"
+    stages = counted(len(strategy.stages), "stage")
     return (
-        f"a pipeline of {stages}, {count} micro-batches of {samples // count} samples, "
+        f"a pipeline of {stages}, {count} micro-batches of {counted(samples // count, 'sample')}, "
         f"{strategy.pipeline.schedule}"
     )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from soapstone.errors import PlanError
 from soapstone.machine import Machine
+from soapstone.machine.units import counted
 from soapstone.plans import Plan
 from soapstone.report.decisions import layers
 from soapstone.report.explanation import split_text
@@ -99,7 +100,7 @@ def _check(first: Plan, second: Plan) -> None:
     counts = [len(plan.machine.devices) for plan in (first, second)]
     if counts[0] != counts[1]:
         raise PlanError(
-            f"the plans are for {counts[0]} devices ({first.machine.name}) and {counts[1]} "
+            f"the plans are for {counted(counts[0], 'device')} ({first.machine.name}) and {counts[1]} "
             f"({second.machine.name}): compare plans for equally many."
         )
     if first.strategy.pipeline != second.strategy.pipeline:

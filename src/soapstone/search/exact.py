@@ -28,6 +28,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
+from soapstone.machine.units import counted
 from soapstone.search.report import StopReason
 from soapstone.sim.memory import STATES_PER_WEIGHT, peak_memory
 from soapstone.sim.reference import simulate
@@ -271,8 +272,9 @@ def _space_of(problem: FlatProblem, has_ranges: bool) -> int:
         counts.append(sum(devices - each + 1 if has_ranges else perm(devices, each) for each in parts))
         if sum(counts) > MOST_PLACEMENTS:
             raise StrategyError(
-                f"graph '{problem.graph.name}' has more than {MOST_PLACEMENTS:,} placements on {devices}"
-                " devices, too many for an exact search: use another search, or fewer devices"
+                f"graph '{problem.graph.name}' has more than {MOST_PLACEMENTS:,} placements on"
+                f" {counted(devices, 'device')}, too many for an exact search: use another search, or fewer"
+                " devices"
             )
     return prod(counts)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import partial
+from math import inf
 from types import MappingProxyType
 
 from soapstone.cost.analytic import AnalyticCosts
@@ -25,6 +26,7 @@ from soapstone.machine.checks import did_you_mean
 from soapstone.machine.units import Quantity
 from soapstone.plans import Plan, Prediction, planned, predicted
 from soapstone.search.baselines import BASELINES, applicable, baseline
+from soapstone.search.baselines.anatomy import Anatomy
 from soapstone.search.exact import lower_bound
 from soapstone.search.mcmc import EXPERTS, RULES, Budget, mcmc, part_of
 from soapstone.search.pipelines import Wanted, pipeline_search
@@ -70,10 +72,10 @@ LARGE = 20_000
 ([measured] NMT on 64 K80, 20 s: 931 ms against 854 of the chains alone; Inception-v3 on 64 P100, 8,064 of
 these: 438.0 against 438.7)."""
 
-PIPELINE_SHARE = 0.15
-"""[choice] The part of the time that is for pipelines."""
-"""[measured] bench/unity.py searches: `auto` is better on three of six models and worse on two, by less than
-0.1 %; it becomes the default when it is worse on none."""
+PIPELINE_SHARE, PIPELINE_WORTH, LEAST_REST = 0.15, 1.25, 0.02
+"""[choice] The part of the time that is for pipelines; if none takes less than so many times what was found
+and fits, none is bettered ([measured] of small LSTMs on 16 P100 that made them faster by 14 to 16 %), and
+chains have the rest, where it is more than the last part of all."""
 
 SETTLING_S_PER_SHARD, MOST_SETTLING = 4.5e-4, 0.4
 """[measured] What settling takes for each block and device: on 192 devices Inception-v3 has 24,200 of these
@@ -168,6 +170,7 @@ def _as_pipeline(
     costs: AnalyticCosts,
     options: Options,
     show: ShowSearch | None,
+    worth_s: float = inf,
 ) -> SearchReport:
     return pipeline_search(
         graph,
@@ -178,6 +181,8 @@ def _as_pipeline(
         seed=options.seed,
         optimizer=options.optimizer,
         show=show,
+        worth_s=worth_s,
+        clock=options.budget.clock,
     )
 
 
@@ -206,7 +211,8 @@ def _by_all(
 
     With seconds, the experts' strategies are further starts of the joint search's chains, where they are
     nearly as good as its mapping; OptCNN's is left out, since the mapping is found in the same way, in a
-    larger space. `PIPELINE_SHARE` of the time is for pipelines. With proposals, which are for each chain and
+    larger space. Of unrolled models the chains of `mcmc` have its time. `PIPELINE_SHARE` of the time is for
+    pipelines, and what they leave of it for chains again. With proposals, which are for each chain and
     not to be shared, the chains come first, just as `mcmc` has them, so that the result is never worse than
     theirs, and pipelines, which no number of proposals limits, are left out.
     """
@@ -220,14 +226,31 @@ def _by_all(
         setting = _setting(machine, costs, options, options.budget)
         found = joined(chains, unity(graph, setting, {"chains so far": chains.strategy}, show))
         return replace(found, method="auto")
+    began, clock = options.budget.clock(), options.budget.clock
     has_pipelines = BASELINES["pipeline"].objection(graph, machine) is None
     share = PIPELINE_SHARE if has_pipelines else 0.0
     budget = replace(options.budget, seconds=seconds * (1 - share))
-    found = unity(graph, _setting(machine, costs, options, budget), None, show, experts=True)
+    if is_unrolled(graph):
+        found = _by_chains("mcmc", graph, machine, costs, replace(options, budget=budget), show)
+    else:
+        found = unity(graph, _setting(machine, costs, options, budget), None, show, experts=True)
     if has_pipelines and found.stop is not StopReason.INTERRUPTED:
         rest = replace(options, budget=replace(options.budget, seconds=seconds * share))
-        found = joined(found, _as_pipeline(graph, machine, costs, rest, show))
+        worth_s = PIPELINE_WORTH * found.makespan_s if found.fits else inf
+        found = joined(found, _as_pipeline(graph, machine, costs, rest, show, worth_s))
+        left_s = seconds - (clock() - began)
+        if left_s > LEAST_REST * seconds and found.stop is not StopReason.INTERRUPTED:
+            rest = replace(options, budget=replace(options.budget, seconds=left_s))
+            found = _gone_on(replace(found, stop=StopReason.BUDGET), machine, costs, rest)
     return replace(found, method="auto")
+
+
+def is_unrolled(graph: Graph) -> bool:
+    """Whether most dense layers of a graph are steps of recurrent layers. Mappings of such graphs are slow to
+    make and no good starts: steps are best placed by layers, and overlap, which a sum of costs does not see
+    ([measured] seeds 0 and 1, 10 s of CPU time on 16 P100: NMT took 10 % longer than by chains alone)."""
+    anatomy = Anatomy(graph)
+    return 2 * len(anatomy.steps) > len(anatomy.dense_layers)
 
 
 SEARCHES: Mapping[str, Search] = MappingProxyType(

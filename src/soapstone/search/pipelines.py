@@ -23,6 +23,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import SearchError, StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
+from soapstone.machine.units import counted
 from soapstone.search.baselines.pipeline import Cutter, Shape, grouped_shapes, shapes, shifted
 from soapstone.search.mcmc import Budget, part_over
 from soapstone.search.report import CurvePoint, SearchReport, ShowSearch, StartReport, StopReason
@@ -63,9 +64,11 @@ def pipeline_search(  # noqa: PLR0913, a search has a parameter for each of its 
     seed: int = 0,
     optimizer: str = "momentum",
     show: ShowSearch | None = None,
+    worth_s: float = math.inf,
     clock: Callable[[], float] = time.monotonic,
 ) -> SearchReport:
-    """The fastest pipeline that is found. A KeyboardInterrupt ends the search with the best so far."""
+    """The fastest pipeline that is found. If none of the shapes takes less than `worth_s`, none is bettered.
+    A KeyboardInterrupt ends the search with the best so far."""
     own = wanted or Wanted()
     cutter = Cutter(graph, machine, costs, optimizer)
     search = _Search(cutter, budget or Budget(), seed, show, clock)
@@ -79,7 +82,8 @@ def pipeline_search(  # noqa: PLR0913, a search has a parameter for each of its 
     stop = StopReason.BUDGET
     try:
         search.try_shapes([shape for _, shape in ranked])
-        stop = search.better()
+        is_worth_it = search.best[0][1] < worth_s
+        stop = search.better() if is_worth_it else StopReason.CONVERGED
     except KeyboardInterrupt:
         if not search.found:
             raise
@@ -88,12 +92,14 @@ def pipeline_search(  # noqa: PLR0913, a search has a parameter for each of its 
 
 
 def _objection(cutter: Cutter, wanted: Wanted) -> str:
-    stages = "any number of" if wanted.stages is None else wanted.stages
-    parts = "" if wanted.micro_batches is None else f" with {wanted.micro_batches} micro-batches"
+    stages = "any number of stages" if wanted.stages is None else counted(wanted.stages, "stage")
+    count = wanted.micro_batches
+    parts = "" if count is None else f" with {count} micro-batch{'' if count == 1 else 'es'}"
     why = cutter.refusal or "stages divide the devices, micro-batches the samples of each"
     return (
-        f"there is no pipeline of {stages} stages{parts} for {cutter.graph.sample_count or 0} samples on "
-        f"{len(cutter.machine.devices)} devices: {why}"
+        f"there is no pipeline of {stages}{parts} for"
+        f" {counted(cutter.graph.sample_count or 0, 'sample')} on"
+        f" {counted(len(cutter.machine.devices), 'device')}: {why}"
     )
 
 

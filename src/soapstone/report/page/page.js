@@ -113,7 +113,7 @@
     place.append(element("p", { class: "why" }, data.why.join(" ")));
     if (data.rivals.length) place.append(rivalsTable());
     place.append(element("p", { class: "note" },
-      `${count(data.parameters)} parameters, ${data.devices.length} devices, ${data.timeline.count.toLocaleString("en")} tasks, optimizer ${data.optimizer}. Times above are with small gradients summed together, as in training; with each summed by itself, as below, an iteration takes ${seconds(data.makespan_s)}.`));
+      `${count(data.parameters)} parameters, ${data.devices.length} device${data.devices.length === 1 ? "" : "s"}, ${data.timeline.count.toLocaleString("en")} tasks, optimizer ${data.optimizer}. Times above are with small gradients summed together, as in training; with each summed by itself, as below, an iteration takes ${seconds(data.makespan_s)}.`));
   }
 
   function rivalsTable() {
@@ -129,8 +129,8 @@
 
   function memoryOf(rival) {
     if (rival.needed_bytes === null) return "";
-    const about = `about ${bytes(rival.needed_bytes)}`;
-    return rival.fits ? about : tooLarge(about);
+    const peak = bytes(rival.needed_bytes);
+    return rival.fits ? peak : tooLarge(peak);
   }
 
   function tooLarge(text) {

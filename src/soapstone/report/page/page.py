@@ -33,8 +33,8 @@ REFERENCE = "data_parallel"
 
 @dataclass(frozen=True)
 class Rival:
-    """A strategy of others that the plan is compared with; `needed_bytes` is about what it needs on the
-    device that it fills most, where that is known, and `fits` whether that device has it."""
+    """A strategy of others that the plan is compared with; `needed_bytes` is its peak on the device
+    that it fills most, where that is known, and `fits` whether that device has it."""
 
     name: str
     summary: str

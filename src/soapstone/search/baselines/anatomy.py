@@ -83,6 +83,11 @@ class Anatomy:
             and (self._runs_over_whole_dim(block.leader) or block.name in self._reusing)
         )
 
+    @cached_property
+    def steps(self) -> tuple[Block, ...]:
+        """The blocks led by one step of a recurrent layer that is unrolled."""
+        return tuple(block for block in self.recurrent_layers if block.name in self._reusing)
+
     def flops_of(self, chosen: tuple[Block, ...]) -> float:
         """Floating-point operations of the forward pass of some blocks."""
         return sum(flops(self.graph, block) for block in chosen)

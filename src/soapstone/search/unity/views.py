@@ -32,8 +32,8 @@ from soapstone.strategy.blocks import Block
 from soapstone.strategy.placement import Placement, placed
 
 FEW = 8
-"""[choice] Up to so many devices every number of shards is looked at that divides theirs; beyond, one device,
-the devices of a node, one on each node, and all."""
+"""[choice] Up to so many devices every number of shards is looked at; beyond, one device, the devices of a
+node, one on each node, all, and as many of them as samples can be divided into."""
 
 MOST_DIMS = 2
 """[choice] The most dims of one block that are split, but for samples over the nodes beside two others."""
@@ -76,11 +76,12 @@ class Range:
         )
 
     def divisions(self) -> Iterator[tuple[Range, Range]]:
-        """The ways to give one part of it to one side and the rest to another: in the middle, and at a
-        quarter from either end; between nodes where there are several."""
+        """The ways to give one part of it to one side and the rest to another: in the middle (an odd one on
+        either side), and at a quarter from either end; between nodes where there are several."""
         step = self.per_node if self.nodes > 1 else 1
         pieces = self.count // step
-        for cut in dict.fromkeys((pieces // 2, pieces // 4, pieces - pieces // 4)):
+        halves, quarter = (pieces // 2, pieces - pieces // 2), pieces // 4
+        for cut in dict.fromkeys((*halves, quarter, pieces - quarter)):
             if 0 < cut < pieces:
                 yield self._part(0, cut * step), self._part(cut * step, self.count - cut * step)
 
@@ -138,7 +139,7 @@ def candidates(
 def _split(graph: Graph, block: Block, where: Range, richness: int) -> Iterator[Placement]:
     signature = graph.signature(block.leader)
     sample = graph.sample_dims.get(block.name, "")
-    for parts in _shard_counts(where, richness):
+    for parts in _shard_counts(where, richness, signature.sizes.get(sample)):
         for degrees in signature.legal_degrees(parts):
             split = {dim: degree for dim, degree in degrees.items() if degree > 1}
             is_on_nodes = where.nodes > 1 and sample in split and parts == where.count
@@ -166,11 +167,13 @@ def _is_order(devices: tuple[int, ...], where: Range) -> bool:
     return sorted(devices) == list(where.devices)
 
 
-def _shard_counts(where: Range, richness: int) -> tuple[int, ...]:
+def _shard_counts(where: Range, richness: int, samples: int | None) -> tuple[int, ...]:
+    """How many shards there may be; samples need not divide by the number of devices."""
     count = where.count
     if count <= FEW:
-        return tuple(parts for parts in range(1, count + 1) if count % parts == 0)
-    return tuple(sorted({1, where.per_node, where.nodes if richness else 1, count}))
+        return tuple(range(1, count + 1))
+    most = count if samples is None else max(n for n in range(1, count + 1) if samples % n == 0)
+    return tuple(sorted({1, where.per_node, where.nodes if richness else 1, most, count}))
 
 
 def _nested(split: Mapping[str, int], sample: str, where: Range, richness: int) -> Iterator[Placement]:
