@@ -12,7 +12,9 @@ from oracles.graphs import graphs
 
 from soapstone.errors import StrategyError
 from soapstone.graph import Graph, GraphBuilder
+from soapstone.machine import preset
 from soapstone.plans.mapped import MachineView, MappedPcg, in_order, machine_view, pcg_of, strategy_of
+from soapstone.search.baselines.zero import zero
 from soapstone.strategy.pipeline import Pipeline
 from soapstone.strategy.placement import Placement, placed
 from soapstone.strategy.space import Space, random_strategy
@@ -126,6 +128,55 @@ def test_figure_10_attention_is_split_by_heads() -> None:
     )
     strategy = strategy_of(in_order(found))
     assert [sum(p.degree_of.values()) for p in strategy.placements.values()] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("rule", "dim"), [("linear-split.3", "b"), ("linear-split.4", "o"), ("linear-split.5", "i")]
+)
+def test_what_a_parallel_operator_keeps_apart_is_placed_apart(rule: str, dim: str) -> None:
+    """The first layer is split, and put together before the relu, which is whole in the strategy, too.
+    Without a mapping it would be split as the layer is; behind a split sum it is whole in either case."""
+    found = next(rewrites(layers(), shipped().entry(rule).rule, 4)).graph
+    strategy = strategy_of(in_order(found))
+    assert strategy.apart == {"relu"}
+    assert [dict(strategy.placements[b.name].degrees) for b in strategy.blocks] == [{dim: 4}, {}, {}]
+    assert strategy_of(pcg_of(strategy)) == strategy
+    mapped = in_order(found)
+    without = MappedPcg(mapped.pcg, {n: devices for n, devices in mapped.mappings.items() if n != "relu"})
+    if dim == "i":
+        assert strategy_of(without).apart == frozenset()
+        return
+    with pytest.raises(StrategyError, match="'relu' is split otherwise than 'linear', which it follows"):
+        strategy_of(without)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("nothing", "a mapping for 'nothing'"), ("x", "a mapping for 'x', which is no operator that has tasks")],
+)
+def test_mappings_are_of_operators(name: str, message: str) -> None:
+    plain = in_order(layers())
+    with pytest.raises(StrategyError, match=message):
+        strategy_of(MappedPcg(plain.pcg, {**plain.mappings, name: (0,)}))
+    with pytest.raises(StrategyError, match="'second' has tasks and no mapping"):
+        strategy_of(MappedPcg(plain.pcg, {"first": (0,)}))
+
+
+def test_parallel_operators_of_the_graph_itself_are_refused() -> None:
+    """ZeRO's: left out as the PCG's own are, they would be lost on the way back."""
+    machine = preset("p100:1x2")
+    with pytest.raises(StrategyError, match=r"'a\.gathered' is a parallel operator of the graph itself"):
+        pcg_of(zero(layers(), machine))
+
+
+def test_a_window_over_what_has_no_equal_parts_is_refused() -> None:
+    b = GraphBuilder("image")
+    x = b.input("x", (2, 1, 1, 18), samples=0)
+    (y,) = b.add("conv2d", [x, b.weight("w", (1, 1, 1, 3)), None], name="conv")
+    graph = b.graph(outputs=[y])
+    dim = list(graph.signature(graph.node("conv")).sizes)[4]
+    with pytest.raises(StrategyError, match=r"'conv' reads 'x' of shape \[2, 1, 1, 18\] in the parts"):
+        pcg_of(Strategy(graph, {"conv": placed({dim: 4}, range(4))}))
 
 
 def test_what_cannot_be_said_is_refused() -> None:

@@ -139,3 +139,19 @@ def test_2bw_takes_gradients_at_the_weights_before_the_last_update(
     first = trained_by_ranks(*case, batches[:3], recipe, plans, save=saved)
     rest = trained_by_ranks(*case, batches[3:], recipe, plans, resume=saved)
     assert_same((first[0] + rest[0], rest[1]), theirs)
+
+
+def test_weights_that_grew_old_under_flush_are_no_version(ranks: Ranks, tmp_path: Path) -> None:
+    """2bw, then flush, then 2bw again, by checkpoints: what flush went on without is not one update old, and
+    the third run begins as one without an older version does."""
+    module, batches, captured = tiny("mlp", STEPS)
+    older, newest = (Recipe("SGD", {"lr": 0.1}, Options(weights=weights)) for weights in ("2bw", "flush"))
+    case = (ranks, halves(captured.graph).pipelined(Pipeline(2)), 2, captured, module)
+    plans, first, second = (tmp_path / name for name in ("plans", "first", "second"))
+    plans.mkdir()
+    trained_by_ranks(*case, batches[:2], older, plans, save=first)
+    middle = trained_by_ranks(*case, batches[2:4], newest, plans, resume=first, save=second)
+    last = trained_by_ranks(*case, batches[4:], older, plans, resume=second)
+    model = deepcopy(module)
+    model.load_state_dict({name: middle[1][name] for name in model.state_dict()})
+    assert_same(last, trained_plainly(model, batches[4:], older))

@@ -96,3 +96,13 @@ def test_an_addition_that_scales_does_not_commute() -> None:
     for name in ("add-meet.2", "add-split"):
         (found,) = rewritten(graph, name)
         torch.testing.assert_close(outputs(found), outputs(without_parallel_nodes(graph)))
+
+
+def test_what_reads_nothing_is_no_part_of_a_pattern() -> None:
+    """Every shipped rule is looked for in a graph with a value that is made of no other."""
+    b = GraphBuilder("state")
+    (state,) = b.add("full", [], {"shape": (4, 8), "value": 0.0, "dtype": "f32"})
+    graph = b.graph(outputs=b.add("add", [b.input("x", (4, 8)), state]))
+    for name in shipped().entries:
+        for found in rewritten(graph, name):
+            assert graph.nodes[0] in found.nodes

@@ -239,3 +239,16 @@ def test_a_line_that_means_nothing_is_refused_where_it_stands(
     assert str(raised.value).startswith(f"{book}, line 2: ")
     assert sentence in str(raised.value)
     assert len(str(raised.value)) < 400
+
+
+def test_permutations_in_a_row_are_one() -> None:
+    """The value as it was, or the third one; and not another."""
+    twice = "x:[1 1 1] | permute[dims=(1 2 0)](permute[dims=(1 2 0)](x))"
+    right = [
+        f"{twice} | permute[dims=(2 0 1)](x)",
+        "x:[1 1 1] | permute[dims=(1 2 0)](permute[dims=(2 0 1)](x)) | x",
+        "x:[1 1 1] | permute[dims=(0 2 1)](permute[dims=(1 0 2)](x)) | permute[dims=(1 2 0)](x)",
+    ]
+    wrong = [f"{twice} | x", f"{twice} | permute[dims=(1 2 0)](x)"]
+    assert set(verdicts(right).values()) == {Proved()}
+    assert all(isinstance(verdict, Refuted) for verdict in verdicts(wrong).values())

@@ -9,8 +9,9 @@ does. `views` shows mappings as the grids of devices that they are: 1-D, 2-D, 3-
 
 What a PCG cannot say is refused: the order of a pipeline's micro-batches, copies of a shard (parallel
 operators make copies, and none takes them away), a join split along the axis it joins, statistics over a
-split dim, and a bias under a split sum. Nor can a strategy say that values are cut in time, or that partial
-sums pass through an operator.
+split dim, a bias under a split sum, a window over an axis that has no equal parts, and a graph with parallel
+operators of its own (ZeRO's), which could not be told from those that are written. Nor can a strategy say
+that values are cut in time, or that partial sums pass through an operator.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from soapstone.errors import StrategyError
 from soapstone.graph import Graph, Node
 from soapstone.graph.graph import Operand, Role, Value
 from soapstone.ops.op import Attr
-from soapstone.strategy.blocks import blocks
+from soapstone.strategy.blocks import Block, blocks
 from soapstone.strategy.document import placement_of
 from soapstone.strategy.placement import placed
 from soapstone.strategy.strategy import Strategy
-from soapstone.subst.layout import Layout, Objection, carriers, output_layouts, whole
+from soapstone.subst.layout import Layout, Objection, carriers, is_parallel, output_layouts, whole
 from soapstone.subst.pcg import Pcg, pcg, without_parallel_nodes
+from soapstone.subst.words import Typed
 
 
 @dataclass(frozen=True)
@@ -83,25 +85,64 @@ class MappedPcg:
 
 
 def in_order(graph: Graph) -> MappedPcg:
-    """A PCG with the plainest mappings: the tasks of every operator on devices 0, 1, 2, ..."""
-    found = pcg(graph)
-    leaders = {block.name for block in blocks(without_parallel_nodes(graph))}
-    counts = {node.name: _degrees(found, node)[1] for node in graph.nodes if node.name in leaders}
+    """A PCG with the plainest mappings: the tasks of every operator on devices 0, 1, 2, ... An operator that
+    is kept apart from what it could follow, by a parallel operator, has a mapping of its own."""
+    found, plain = pcg(graph), without_parallel_nodes(graph)
+    leaders = [block.leader for block in blocks(plain, _kept_apart(graph, plain))]
+    counts = {node.name: _degrees(found, graph.node(node.name))[1] for node in leaders}
     return MappedPcg(found, {name: tuple(range(count)) for name, count in counts.items()})
+
+
+def _kept_apart(graph: Graph, plain: Graph) -> frozenset[str]:
+    """The nodes that would follow another in the plain graph, but read it through a parallel operator."""
+    return frozenset(
+        node.name
+        for block in blocks(plain)
+        for node in block.followers
+        for read, moved in zip(node.operands, graph.node(node.name).operands, strict=True)
+        if read in block.writes and read != moved
+    )
 
 
 def strategy_of(mapped: MappedPcg) -> Strategy:
     """The strategy that a PCG with mappings is."""
     graph = mapped.pcg.graph
     plain = without_parallel_nodes(graph)
-    apart = mapped.mappings.keys() - {block.name for block in blocks(plain)}
+    usual = blocks(plain)
+    apart = frozenset(mapped.mappings.keys() - {block.name for block in usual})
+    _check_names(mapped.mappings, usual, blocks(plain, apart))
     placements = {}
     for name, devices in mapped.mappings.items():
         degrees, count = _degrees(mapped.pcg, graph.node(name))
         if count != len(devices):
             raise StrategyError(f"'{name}' has {count} tasks and a mapping of {len(devices)} devices")
         placements[name] = placed(degrees, devices, count // prod(degrees.values()))
-    return Strategy(plain, placements, frozenset(apart))
+    strategy = Strategy(plain, placements, apart)
+    _check_followers(mapped.pcg, strategy)
+    return strategy
+
+
+def _check_names(mappings: Mapping[str, object], usual: Sequence[Block], chosen: Sequence[Block]) -> None:
+    """Refuse mappings of what has no tasks, and tasks that have no mapping."""
+    with_tasks = {node.name for block in usual for node in block.nodes}
+    for name in mappings:
+        if name not in with_tasks:
+            raise StrategyError(f"there is a mapping for '{name}', which is no operator that has tasks")
+    for block in chosen:
+        if block.name not in mappings:
+            raise StrategyError(f"'{block.name}' has tasks and no mapping")
+
+
+def _check_followers(found: Pcg, strategy: Strategy) -> None:
+    """Refuse a PCG in which an operator without a mapping is split otherwise than the one it follows."""
+    for block in strategy.blocks:
+        for node in block.followers:
+            degrees, _ = _degrees(found, found.graph.node(node.name))
+            if {d: n for d, n in degrees.items() if n > 1} != placement_of(strategy, node.name).degree_of:
+                raise StrategyError(
+                    f"'{node.name}' is split otherwise than '{block.name}', which it follows; give it a "
+                    "mapping of its own"
+                )
 
 
 def _degrees(found: Pcg, node: Node) -> tuple[dict[str, int], int]:
@@ -143,6 +184,11 @@ class _Writing:
     def written(self) -> MappedPcg:
         if self.strategy.pipeline is not None:
             raise StrategyError("a pipeline's micro-batches have an order, which a PCG cannot say")
+        own = next((node.name for node in self.graph.nodes if is_parallel(node.op_name)), None)
+        if own is not None:
+            raise StrategyError(
+                f"'{own}' is a parallel operator of the graph itself, which a PCG cannot tell from its own"
+            )
         home = {node.name: block for block in self.strategy.blocks for node in block.nodes}
         for node in self.graph.nodes:
             block = home.get(node.name)
@@ -170,6 +216,12 @@ class _Writing:
                 continue
             axes = tuple(1 if dim is None else degrees.get(dim, 1) for dim in carriers(signature, i))
             wanted = Layout(axes, copies=parts // prod(axes))
+            shape = self.values[operand].shape
+            if Typed(shape, wanted).is_uneven:
+                raise StrategyError(
+                    f"'{node.name}' reads '{operand}' of shape {list(shape)} in the parts {wanted}, which "
+                    "are not equal, as they are in a PCG"
+                )
             operands.append(self._laid_out(operand, wanted))
             given.append(wanted)
         shown = {

@@ -30,7 +30,7 @@ from soapstone.runtime.part import Part
 from soapstone.runtime.recording import Recorder, gathered_spans, recorded
 from soapstone.runtime.run import Run, State, started
 from soapstone.runtime.sources import Source, batches_of
-from soapstone.runtime.versions import FLUSH, TWO_BUFFERED, WEIGHTS, Versions
+from soapstone.runtime.versions import FLUSH, TWO_BUFFERED, WEIGHTS, Versions, forget_older
 from soapstone.runtime.wire import Wire
 from soapstone.sim.reference import Timeline
 from soapstone.tasks.exchange import Pattern
@@ -187,6 +187,8 @@ class Trainer:
         """Go on from the last complete checkpoint of a folder, whatever plan it was written under."""
         with self.wire.telling():
             self.steps_done = checkpoint.load(Path(folder), self.run, self.optimizer, self.wire)
+        if self.versions is None:
+            forget_older(self.optimizer)
 
     def export(self, path: Path | str) -> None:
         """Write the weights and buffers as one safetensors file, under the module's names."""

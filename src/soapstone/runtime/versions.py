@@ -66,3 +66,10 @@ class Versions:
         yield
         for parameter, tensor in kept:
             self.optimizer.state[parameter][OLDER] = tensor
+
+
+def forget_older(optimizer: Optimizer) -> None:
+    """Leave out older versions that a checkpoint held, for a run that keeps none: later checkpoints would
+    pass them on as if they were one update old."""
+    for state in optimizer.state.values():
+        state.pop(OLDER, None)

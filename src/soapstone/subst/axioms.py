@@ -8,6 +8,7 @@ Derived from an operator f's notation and body:
     linear      f of sums (multiples) is the sum (multiple), in operands where f is additive `_linear`
     pointwise   f commutes, associates, is idempotent: tried, and kept if Z3 proves it       `_pointwise`
     moved       f of transposed operands is f transposed: tried, and kept if Z3 proves it    `_transposed`
+    permuted    two permutations in a row are a third, or none: tried likewise               `_permuted`
     product     two products in a row, bracketed and ordered otherwise: tried likewise       `_products`
     merged      f of operands with two axes as one is f merged: tried likewise               `_merged`
 
@@ -316,6 +317,20 @@ def _transposed(given: Deriving, function: Function) -> Iterator[Axiom]:
                     )
 
 
+def _permuted(given: Deriving, function: Function) -> Iterator[Axiom]:
+    """A permutation of axes after another: the value as it was, or one permutation of those asked about.
+    Which axes they exchange does not hang on sizes, so what a check at small ones shows is so at all."""
+    if function.word != "permute":
+        return
+    x = Var("x")
+    alike = [f for f in given.functions.values() if f.word == "permute" and f.ranks == function.ranks]
+    for inner in alike:
+        domain = _domain(inner, ([x], (0,)))
+        rights: list[Term] = [x, *(other(x) for other in alike)]
+        for right in rights:
+            yield Axiom("a permutation after another", function(inner(x)), right, domain, "notation")
+
+
 def _is_related(one: Function, two: Function) -> bool:
     """Whether two may be the same operator, but for the order of axes: products, or one word."""
     if one.word == two.word:
@@ -484,6 +499,7 @@ DERIVATIONS: tuple[Callable[[Deriving, Function], Iterator[Axiom]], ...] = (
     _linear,
     _pointwise,
     _transposed,
+    _permuted,
     _products,
     _merged,
     _named,

@@ -193,8 +193,10 @@ def _batched(graph: Graph, node: Node, _: Call) -> Read | None:
 
 
 def _merged(graph: Graph, node: Node, _: Call) -> Read | None:
+    if node.op_name != "reshape":
+        return None
     before, after = graph.shape(node.operands[0]), graph.shape(node.outputs[0])
-    if node.op_name != "reshape" or before is None or after is None or len(before) < 3:
+    if before is None or after is None or len(before) < 3:
         return None
     return (node.operands, {}) if after == (before[0] * before[1], *before[2:]) else None
 
