@@ -31,7 +31,7 @@ from soapstone.machine.device import KINDS
 from soapstone.machine.heap import keep_freed_memory
 from soapstone.ops.box import shape_of
 from soapstone.ops.definitions.dtypes import torch_dtype
-from soapstone.ops.op import Shard
+from soapstone.ops.op import Shard, Statistics
 
 if TYPE_CHECKING:
     from soapstone.cost.count import Count
@@ -53,6 +53,9 @@ MEMORY_SHARE = 0.4
 
 ROUNDS = 3
 """[choice] How often each operator has its turn where they follow each other."""
+
+LAUNCHED_RUNS = 6
+"""[choice] Runs that are launched at least, where it is asked what launching one more takes."""
 
 KERNEL_BATCHES = 3
 HEAD_START = 1.5
@@ -194,7 +197,7 @@ class Profiler:
                 runs.append(own)
         if not runs:
             return 1.0
-        return median(_in_turn_s(runs) / sum(own.asking_s() for own in runs) for _ in range(BATCHES))
+        return median(_in_turn_s(runs) / sum(sum(own.launching_s()) for own in runs) for _ in range(BATCHES))
 
     def measure_hidden(self, candidate: Candidate) -> None:
         """Measure what a candidate's passes take of memory beside tensors."""
@@ -280,7 +283,7 @@ class _Runs:
 
         self.torch, self.device = torch, device
         self._runs = 1
-        self._launching_s: tuple[list[float], list[float]] = ([], [])
+        self._asked_s = (0.0, 0.0)
         graph, node, box = candidate.graph, candidate.node, candidate.box
         signature = graph.signature(node)
         self.op, self.attrs = node.op, node.attrs
@@ -300,6 +303,7 @@ class _Runs:
         ]
         shared = [dim for dim in signature.shared if dim in box and box[dim] != signature.points[dim]]
         self.statistics = self.op.statistics if shared and self.op.joins_statistics(self.attrs) else None
+        self.merged = None if self.statistics is None else _merging(self.statistics)
 
     def _operand(self, dtype: str, region: Any, below: int) -> Any:
         torch = self.torch
@@ -322,7 +326,6 @@ class _Runs:
         runs = self._runs
         batches = max(2, min(BATCHES, int(LONGEST_S / max(once_s * runs, 1e-7))))
         forward_s, backward_s = [], []
-        self._launching_s = ([], [])
         for _ in range(batches):
             forward, backward = self._batch(runs)
             forward_s.append(forward / runs)
@@ -332,13 +335,28 @@ class _Runs:
     def launched(self) -> tuple[Launched, Launched]:
         """The forward and the backward pass on a GPU, each apart for its kernels and for launching them;
         after `measured`."""
-        launching_s = [median(found) for found in self._launching_s]
-        found = [self._kernels_s(self._runs, launching_s) for _ in range(KERNEL_BATCHES)]
+        launching_s = self.launching_s()
+        asking_s = self._asked_s  # of as many runs at least
+        found = [self._kernels_s(self._runs, asking_s) for _ in range(KERNEL_BATCHES)]
         forward, backward = (
-            Launched(median(seconds) / self._runs, taken_s / self._runs)
+            Launched(median(seconds) / self._runs, taken_s)
             for seconds, taken_s in zip(zip(*found, strict=True), launching_s, strict=True)
         )
         return forward, backward
+
+    def launching_s(self) -> tuple[float, float]:
+        """Seconds of asking for one more run, forward and backward. What each batch takes beside that (having
+        autograd begin, the first kernel after a rest) is as much as several runs ([measured] 0.3 ms, and 0.1
+        for taking one more convolution back), and a step has it once."""
+        runs = max(self._runs, min(LAUNCHED_RUNS, self._room()))
+        one, many = (
+            [self._asking_s(count) for _ in range(KERNEL_BATCHES)] for count in (min(1, runs - 1), runs)
+        )
+        forward_s, backward_s = (
+            max(0.0, median(more) - median(less)) / max(1, runs - 1)
+            for less, more in zip(zip(*one, strict=True), zip(*many, strict=True), strict=True)
+        )
+        return forward_s, backward_s
 
     def _kernels_s(self, runs: int, launching_s: Sequence[float]) -> tuple[float, float]:
         """Seconds of the kernels of so many forward runs, and of their backward runs."""
@@ -400,36 +418,32 @@ class _Runs:
             self._settle()
             start = clock()
             made = [self.forward(operands) for operands in given]
-            self._launching_s[0].append(clock() - start)
+            asked_s = clock() - start
             self._settle()
             forward_s = clock() - start
         if not self.has_backward:
-            self._launching_s[1].append(0.0)
+            self._asked_s = asked_s, 0.0
             return forward_s, 0.0
         roots = [out for outputs in made for out in outputs if out is not None and out.requires_grad]
         gradients = [torch.ones_like(root) for root in roots]
         self._settle()
         start = clock()
         torch.autograd.backward(roots, gradients)
-        self._launching_s[1].append(clock() - start)
+        self._asked_s = asked_s, clock() - start
         self._settle()
         return forward_s, clock() - start
 
     def again(self) -> Again:
         """Another batch, forward and backward."""
-        asking_s = self._asking_s()
+        asking_s = self._asking_s(self._runs)
         kernels_s = sum(self._kernels_s(self._runs, asking_s)) if self.device.is_cuda else None
         return Again(sum(asking_s), kernels_s)
 
-    def asking_s(self) -> float:
-        """Seconds until one run has been asked for, forward and backward, as one of a batch."""
-        return sum(self._asking_s()) / self._runs
-
-    def _asking_s(self) -> tuple[float, float]:
-        self._launching_s = ([], [])
-        self._batch(self._runs)
-        forward_s, backward_s = self._launching_s
-        return sum(forward_s), sum(backward_s)
+    def _asking_s(self, runs: int) -> tuple[float, float]:
+        """Seconds until so many runs have been asked for, forward and backward."""
+        if runs:
+            self._batch(runs)
+        return self._asked_s if runs else (0.0, 0.0)
 
     def hidden_bytes(self) -> tuple[int, int]:
         """What a forward and a backward run take at most, beyond what the same tensors without elements do:
@@ -470,15 +484,35 @@ class _Runs:
 
     def forward(self, operands: Sequence[Any]) -> tuple[Any, ...]:
         """What the operator makes of its operands."""
-        if self.statistics is None:
+        if self.statistics is None or self.merged is None:
             return self.op.run(operands, self.attrs, self.shard)
-        local = self.statistics.local(*operands)
-        stats = self.statistics.merge([local, local.detach()])
+        stats = self.merged(self.statistics.local(*operands))
         return self.op.run(operands, self.attrs, self.shard, stats)
 
     def _settle(self) -> None:
         if self.device.is_cuda:
             self.torch.cuda.synchronize()
+
+
+def _merging(statistics: Statistics) -> Callable[[Any], Any]:
+    """Merges a shard's statistics with as many of another's, and pulls their gradient back, as the runtime
+    does it between its calls of autograd."""
+    import torch
+
+    class Merged(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, own: Any) -> Any:
+            whole = statistics.merge([own, own])
+            context.save_for_backward(own, whole)
+            return whole
+
+        @staticmethod
+        def backward(context: Any, gradient: Any) -> Any:
+            own, whole = context.saved_tensors
+            return statistics.pull(own, whole, gradient)
+
+    merged: Callable[[Any], Any] = Merged.apply
+    return merged
 
 
 def _in_turn_s(runs: Sequence[_Runs]) -> float:

@@ -1,4 +1,4 @@
-"""torch and Z3, imported when they are first used.
+"""torch and Z3, and what needs torch to be defined, imported when they are first used.
 
 Operator definitions say how torch computes them, but planning never runs one: importing
 `soapstone.ops` must not import torch. Searches use rules that are proved already, so Z3 waits as
@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     import torch
     import torch.nn.functional as F
     import z3
+
+    from soapstone.ops.definitions import shared_statistics
 else:
     torch = LazyModule("torch")
     F = LazyModule("torch.nn.functional")
     z3 = LazyModule("z3")
+    shared_statistics = LazyModule("soapstone.ops.definitions.shared_statistics")
 
-__all__ = ["F", "torch", "z3"]
+__all__ = ["F", "shared_statistics", "torch", "z3"]

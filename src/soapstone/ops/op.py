@@ -35,12 +35,14 @@ class Statistics:
     `local` takes the shard's operands and gives its statistics, one tensor; `merge` takes those of
     all shards along `dims`, in order, and gives the tensor that the torch function receives as
     `stats` (None when no such dim is split: then torch's own operator does it all). An attribute
-    named `sync` that is False on a node leaves every shard to its own statistics.
+    named `sync` that is False on a node leaves every shard to its own statistics. `pull` takes a shard's
+    own, the merged ones and their gradient, and gives the gradient of the shard's own.
     """
 
     dims: tuple[str, ...]
     local: Callable[..., Any]
     merge: Callable[[Sequence[Any]], Any]
+    pull: Callable[[Any, Any, Any], Any]
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ class Statistics:
         self.node, self.own, self.gradient = node, own, gradient
         self.parts: list[Outlet | Arrival] = []
         self.total: Inbox | None = None
+        self._own: Tensor | None = None
         self._merged: Tensor | None = None
-        self._leaf: Tensor | None = None
 
     @property
     def merge(self) -> Merge:
@@ -74,13 +74,11 @@ class Statistics:
         """The start of the segment after the seam: merge, and compute the node's outputs."""
         own = self.own.tensor
         assert own is not None
-        self._leaf = own.detach().requires_grad_(segment.region is not None)
-        parts = [
-            self._leaf if part is self.own else _detached(part.take()).view(own.shape) for part in self.parts
-        ]
-        self._merged = self.merge(parts)
-        stats = self._merged.detach()
+        parts = [own if part is self.own else _detached(part.take()).view(own.shape) for part in self.parts]
+        with torch.no_grad():
+            stats = self.merge(parts)
         if segment.region is not None:
+            self._own, self._merged = own, stats
             stats = segment.region.leaf(stats.flatten(), self.gradient).view(stats.shape)
         operands = [read(operand) for read, operand in zip(reads, self.node.operands, strict=True)]
         self.node.operands = []
@@ -91,16 +89,16 @@ class Statistics:
         """The gradient of this shard's own statistics."""
         assert self.total is not None
         total = self.total.take()
-        if total is None or self._merged is None or self._leaf is None:
+        if total is None or self._own is None or self._merged is None:
             return None
-        with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(self._merged, self._leaf, total.view(self._merged.shape))
+        assert self.node.op.statistics is not None
+        gradient: Tensor = self.node.op.statistics.pull(self._own, self._merged, total.view(self._own.shape))
         return gradient
 
     def clear(self) -> None:
         """Forget the step."""
         self.node.operands = []
-        self._merged = self._leaf = None
+        self._own = self._merged = None
 
 
 def _detached(tensor: Tensor | None) -> Tensor:

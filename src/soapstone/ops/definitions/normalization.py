@@ -15,7 +15,7 @@ from soapstone.ops.definitions.axes import axis_at, shape_at
 from soapstone.ops.definitions.convolution import space
 from soapstone.ops.definitions.dtypes import short_name, torch_dtype
 from soapstone.ops.examples import example, positive
-from soapstone.ops.lazy import F, torch
+from soapstone.ops.lazy import F, shared_statistics, torch
 from soapstone.ops.op import Attrs, Call, NotationOf, Op, Shard, Statistics
 from soapstone.ops.registry import register
 from soapstone.ops.signature import Shape
@@ -214,26 +214,8 @@ def _batch_notation(shapes: Sequence[Shape | None], _: Attrs) -> str:
     return f"{x}, [c], [c], [c], [c] -> {x}{kept}"
 
 
-def _wide(x: Tensor) -> Tensor:
-    """In single precision at least: statistics of half-precision numbers need more digits."""
-    return x.float() if x.dtype.itemsize < 4 else x
-
-
 def _local_statistics(x: Tensor, *_: Tensor | None) -> Tensor:
-    """A row each of counts, means and sums of squared differences from the mean, by channel. (A plain
-    sum of squares loses all its digits where the mean is large against the deviation.)"""
-    axes = [0, *range(2, x.ndim)]
-    count = x.numel() // x.shape[1]
-    var, mean = torch.var_mean(_wide(x), axes, correction=0)
-    return torch.stack([torch.full_like(mean, count), mean, var * count])
-
-
-def _merged_statistics(parts: Sequence[Tensor]) -> Tensor:
-    """Statistics of all shards together: the pairwise formula of Chan et al. 1979, for many parts."""
-    counts, means, squares = torch.stack(list(parts), dim=1)
-    count = counts.sum(0)
-    mean = (counts * means).sum(0) / count
-    return torch.stack([count, mean, (squares + counts * (means - mean).square()).sum(0)])
+    return shared_statistics.local(x)
 
 
 _ONE_VALUE = (
@@ -253,22 +235,20 @@ def _normalised(
     momentum: float,
     eps: float,
 ) -> Tensor | tuple[Tensor, ...]:
-    kept = [running.detach().clone() for running in (running_mean, running_var) if running is not None]
+    held = [running.detach() for running in (running_mean, running_var) if running is not None]
     if stats is None:
         if x.numel() == x.shape[1]:
             raise OpError(_ONE_VALUE)
+        kept = [running.clone() for running in held]
         mean, var = kept or (None, None)
         y = torch.batch_norm(x, weight, bias, mean, var, True, momentum, eps, torch.backends.cudnn.enabled)
         return (y, *kept)
-    count, mean, squares = stats
-    one_per_channel = (-1, *[1] * (x.ndim - 2))
-    scale = (squares / count + eps).rsqrt()
-    scale = scale if weight is None else scale * weight
-    y = (_wide(x) - mean.view(one_per_channel)) * scale.view(one_per_channel)
-    y = y if bias is None else y + bias.view(one_per_channel)
-    for running, seen in zip(kept, (mean, squares / (count - 1)), strict=False):
-        running.lerp_(seen.detach().to(running.dtype), momentum)
-    return (y.to(x.dtype), *kept)
+    y = shared_statistics.normalised(x, stats, weight, bias, eps)
+    if not held:
+        return (y,)
+    count, mean, squares = stats.detach()
+    seen = mean, squares / (count - 1)
+    return (y, *(torch.lerp(old, new.to(old.dtype), momentum) for old, new in zip(held, seen, strict=True)))
 
 
 def _training_call(
@@ -299,7 +279,12 @@ batch_norm = register(
         attrs={"momentum": 0.1, "eps": 1e-5, "sync": True},
         weights=("weight", "bias"),
         flops=8,
-        statistics=Statistics(("b", "l", "z", "h", "w"), _local_statistics, _merged_statistics),
+        statistics=Statistics(
+            ("b", "l", "z", "h", "w"),
+            _local_statistics,
+            lambda parts: shared_statistics.merged(parts),
+            lambda *parts: shared_statistics.pulled(*parts),
+        ),
         aten={
             "_native_batch_norm_legit_functional.default": _training_call,
             "_native_batch_norm_legit.no_stats": _stateless_call,
