@@ -42,6 +42,20 @@ def test_what_is_left_out_is_left_out(has: tuple[bool, bool]) -> None:
     )
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("wants_x", [True, False])
+def test_gradients_in_any_layout_whoever_wants_them(layout: torch.memory_format, wants_x: bool) -> None:
+    """A first layer's samples have no gradient."""
+    x = real(4, 3, 2, 5).to(memory_format=layout).requires_grad_(wants_x)
+    weight, bias = leaf(3), leaf(3)
+    wanted = [each for each in (x, weight, bias) if each.requires_grad]
+    weights = real(4, 3, 2, 5)
+    found = torch.autograd.grad((normalised(x, local(x), weight, bias, EPS) * weights).sum(), wanted)
+    plain = functional.batch_norm(x, None, None, weight, bias, training=True, eps=EPS)
+    for one, other in zip(found, torch.autograd.grad((plain * weights).sum(), wanted), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("sizes", [(4, 4), (1, 5, 2), (3,)])
 def test_the_gradient_of_a_part_is_autograds(sizes: tuple[int, ...]) -> None:
     parts = [local(real(size, 3, size)).detach().requires_grad_() for size in sizes]

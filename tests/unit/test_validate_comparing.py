@@ -40,6 +40,7 @@ from soapstone.tasks.placed import WEIGHT, placed_blocks
 from soapstone.tasks.task import COMPUTE_KINDS, TaskKind
 from soapstone.validation.calibrating import Calibration, calibrated
 from soapstone.validation.comparing import Compared, kendall_tau, summary
+from soapstone.validation.crowding import Crowding
 from soapstone.validation.drawing import drawn
 from soapstone.validation.handing import Handing
 from soapstone.validation.parts import parts_of
@@ -242,6 +243,23 @@ def test_by_belts_launching_waits_for_no_message(graph: Graph) -> None:
     assert apart_s > 0
     assert ahead.makespan_s(Calibration()) < waiting.makespan_s(Calibration())
     assert ahead.makespan_s(Calibration()) > max(apart_s, alone.makespan_s(Calibration()))
+
+
+def test_a_thread_is_only_so_far_ahead_of_its_gpu(graph: Graph) -> None:
+    """What is launched while kernels wait for a message is limited, and the rest is launched when they are
+    done."""
+    plan = plan_of(random_strategy(graph, 2, Random(1)))
+
+    def taken_s(ahead_s: float | None) -> float:
+        crowding = Crowding((1.0, 1.0), launching=(1.0, 1.0), ahead_s=ahead_s)
+        slow = Traffic((1e6,))
+        parts = parts_of(plan, COSTS, crowding, launches=launches(0.0, 0.1), backend="belts", traffic=slow)
+        return parts.makespan_s(Calibration())
+
+    limited_s = [taken_s(ahead_s) for ahead_s in (1e6, 0.45, 0.25, 0.05)]
+    assert limited_s == sorted(limited_s)
+    assert limited_s[0] == taken_s(None)
+    assert limited_s[-1] > limited_s[0] + 0.1
 
 
 def test_launching_that_takes_no_time_changes_nothing(graph: Graph) -> None:

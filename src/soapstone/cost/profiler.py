@@ -51,8 +51,12 @@ LONGEST_S = 3.0
 MEMORY_SHARE = 0.4
 """[choice] The part of free memory that a batch may take, by its own count of bytes."""
 
-ROUNDS = 3
+ROUNDS = 6
 """[choice] How often each operator has its turn where they follow each other."""
+
+STILL_S, STUCK_S = 0.5, 0.05
+"""[choice] How long a GPU is kept from what is launched, and what launching one operator takes when it has to
+wait for that."""
 
 LAUNCHED_RUNS = 6
 """[choice] Runs that are launched at least, where it is asked what launching one more takes."""
@@ -189,15 +193,27 @@ class Profiler:
     def launching_in_turn(self, candidates: Iterable[Candidate]) -> float:
         """How much longer launching takes on a GPU where one operator follows another, as in a step, than
         where one of them is launched over and over again, as it is measured; 1 elsewhere."""
+        runs = self._prepared(candidates)
+        if not runs:
+            return 1.0
+        return median(_in_turn_s(runs) / sum(sum(own.launching_s()) for own in runs) for _ in range(BATCHES))
+
+    def launching_ahead_s(self, candidates: Iterable[Candidate]) -> float | None:
+        """For how long a thread launches one operator after the other on a GPU that does none of it yet,
+        until it has to wait: what a GPU is to do has a list of limited length. None if it never has to."""
+        runs = self._prepared(candidates)
+        found = sorted(_ahead_s(runs) for _ in range(KERNEL_BATCHES)) if runs else []
+        return found[len(found) // 2] if found and found[-1] < STILL_S / 2 else None
+
+    def _prepared(self, candidates: Iterable[Candidate]) -> list[_Runs]:
+        """Those of the candidates that can be launched on a GPU; none elsewhere."""
         runs: list[_Runs] = []
         for candidate in candidates if self.launches else ():
             with contextlib.suppress(*_FAILURES):
                 own = _Runs(candidate, self.device)
                 own.prepare()
                 runs.append(own)
-        if not runs:
-            return 1.0
-        return median(_in_turn_s(runs) / sum(sum(own.launching_s()) for own in runs) for _ in range(BATCHES))
+        return runs
 
     def measure_hidden(self, candidate: Candidate) -> None:
         """Measure what a candidate's passes take of memory beside tensors."""
@@ -516,11 +532,16 @@ def _merging(statistics: Statistics) -> Callable[[Any], Any]:
 
 
 def _in_turn_s(runs: Sequence[_Runs]) -> float:
-    """Seconds until one run of each operator has been asked for on a GPU, forward and backward, where each
-    follows another."""
+    """Seconds of asking for one more run of each operator on a GPU, forward and backward, where each follows
+    another."""
+    return max(0.0, _rounds_s(runs, ROUNDS) - _rounds_s(runs, 1)) / (ROUNDS - 1)
+
+
+def _rounds_s(runs: Sequence[_Runs], rounds: int) -> float:
+    """Seconds until so many runs of each operator have been asked for, in turn."""
     import torch
 
-    given = [(own, own.leaves()) for _ in range(ROUNDS) for own in runs]
+    given = [(own, own.leaves()) for _ in range(rounds) for own in runs]
     torch.cuda.synchronize()
     start = perf_counter()
     made = [own.forward(operands) for own, operands in given]
@@ -538,7 +559,29 @@ def _in_turn_s(runs: Sequence[_Runs]) -> float:
         torch.autograd.backward(roots, gradients)
         taken_s += perf_counter() - start
     torch.cuda.synchronize()
-    return taken_s / ROUNDS
+    return taken_s
+
+
+def _ahead_s(runs: Sequence[_Runs]) -> float:
+    """Seconds of launching operators in turn, before the thread waits for a GPU that stands still."""
+    import torch
+
+    given = [(own, own.leaves()) for own in runs]
+    torch.cuda.synchronize()
+    torch.cuda._sleep(int(CYCLES_PER_S * STILL_S))
+    taken_s = 0.0
+    with torch.no_grad():
+        while taken_s < STILL_S / 2:
+            for own, operands in given:
+                start = perf_counter()
+                own.forward(operands)
+                asking_s = perf_counter() - start
+                if asking_s > STUCK_S:
+                    torch.cuda.synchronize()
+                    return taken_s
+                taken_s += asking_s
+    torch.cuda.synchronize()
+    return taken_s
 
 
 def _update_batches(size_bytes: int, device: Device) -> list[float]:

@@ -51,11 +51,13 @@ Run = Callable[[], Again]
 @dataclass(frozen=True)
 class Crowding:
     """What operators take with 1, 2, ... ranks at work, relative to what the profiler's clock tells with all
-    of them at work: in general, and some by name; and the same of launching."""
+    of them at work: in general, and some by name; and the same of launching. `ahead_s` is for how long a
+    thread launches before it has to wait until its GPU has done the first of that, if it ever has to."""
 
     usual: tuple[float, ...] = (1.0,)
     operators: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     launching: tuple[float, ...] = (1.0,)
+    ahead_s: float | None = None
 
     def of(self, op_name: str) -> tuple[float, ...]:
         """An operator's."""
@@ -99,10 +101,12 @@ def one_of_each(candidates: Iterable[Candidate]) -> list[Candidate]:
     return [found[name] for name in sorted(found)][:MOST_IN_TURN]
 
 
-def measured_crowding(device: Device, wire: Wire, runs: Mapping[str, Run], in_turn: float = 1.0) -> Crowding:
+def measured_crowding(
+    device: Device, wire: Wire, runs: Mapping[str, Run], in_turn: float = 1.0, ahead_s: float | None = None
+) -> Crowding:
     """By real time, what operators take with 1, 2, ... ranks at work. Numbers of ranks take turns, so that
     what else the computer does falls on all of them alike. Launching takes `in_turn` times as long in a step
-    as was measured."""
+    as was measured, and is at most `ahead_s` ahead on this rank, if there is a limit."""
     if wire.size == 1:
         return NO_CROWDING
     told = wire.told_by_all(json.dumps(list(runs)), "operators that are timed")
@@ -130,7 +134,11 @@ def measured_crowding(device: Device, wire: Wire, runs: Mapping[str, Run], in_tu
     rows = [tuple(float(f"{number:.3g}") for number in row) for row in first.tolist()]
     usual, launching, *others = rows
     operators = dict(zip(todo, others, strict=True)) if shared else {}
-    return Crowding(usual, operators, launching if device.is_cuda else (1.0,) * wire.size)
+    if not device.is_cuda:
+        return Crowding(usual, operators, (1.0,) * wire.size)
+    told = wire.told_by_all(json.dumps(ahead_s), "how far ahead threads are")
+    limits = [json.loads(limit) for limit in told]
+    return Crowding(usual, operators, launching, min((each for each in limits if each), default=None))
 
 
 def _made_up(place: torch.device) -> Run:

@@ -185,7 +185,8 @@ def parts_of(
             tasks, _carriers(tasks, has_links=not shares_memory, sums_apart=traffic.delay is not None)
         )
     if launches is not None:
-        flat = _with_launching(tasks, flat, awaits_messages=not on_a_bus)
+        most_ahead = _most_ahead(ran, launching_s * crowding.launching[-1], crowding.ahead_s)
+        flat = _with_launching(tasks, flat, most_ahead, awaits_messages=not on_a_bus)
 
     messages, pieces = _handled(plain, ends, ran, USED[backend], traffic)
     calls = np.array([float(task.key in ran.begins) for task in plain.tasks])
@@ -278,15 +279,39 @@ def _crowded_apart(
     return np.array(recosted(tasks, strategy, machine, levels))
 
 
-def _with_launching(tasks: TaskGraph, flat: tuple[Any, ...], *, awaits_messages: bool) -> tuple[Any, ...]:
+def _most_ahead(ran: AsRun, launching_s: Floats, ahead_s: float | None) -> Mapping[int, tuple[int]]:
+    """For compute tasks, by number, the last task of their device whose kernels must be done before they are
+    launched: all that was launched since takes `ahead_s` to launch, or more."""
+    found: dict[int, tuple[int]] = {}
+    if ahead_s is None:
+        return found
+    for keys in ran.walked.values():
+        numbers = [ran.tasks.ids[key] for key in keys]
+        launched_s = np.cumsum(launching_s[numbers])
+        places = np.searchsorted(launched_s, launched_s - ahead_s, side="right").tolist()
+        found |= {
+            number: (numbers[place - 1],)
+            for number, place in zip(numbers[1:], places, strict=False)
+            if place > 0
+        }
+    return found
+
+
+def _with_launching(
+    tasks: TaskGraph, flat: tuple[Any, ...], most_ahead: Mapping[int, tuple[int]], *, awaits_messages: bool
+) -> tuple[Any, ...]:
     """The tasks for the native simulator, and after them the launching of each compute task, which one thread
-    of each device does in the order of its tasks, once their messages are there where it waits for them."""
+    of each device does in the order of its tasks, once their messages are there where it waits for them, and
+    the kernels that it must not be further ahead of are done."""
     resource, _, _, count = flat
     computing = [i for i, task in enumerate(tasks.tasks) if task.kind in COMPUTE_KINDS]
     thread = {i: len(tasks.tasks) + n for n, i in enumerate(computing)}
     rows = [[*after, *(thread[i] for i in after if i in thread)] for after in tasks.after]
     rows += [
-        [thread.get(i, i) for i in tasks.after[number] if awaits_messages or i in thread]
+        [
+            *(thread.get(i, i) for i in tasks.after[number] if awaits_messages or i in thread),
+            *most_ahead.get(number, ()),
+        ]
         for number in computing
     ]
     lengths = [len(row) for row in rows]

@@ -92,8 +92,9 @@ class _Normalised(torch.autograd.Function):
     def backward(context: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, count, mean, var, weight = context.saved_tensors
         of_x, of_stats, of_weight, of_bias, _ = context.needs_input_grad
+        none = mean.new_empty(0)  # of statistics that the operator would have taken itself
         found, along, total = torch.ops.aten.native_batch_norm_backward(
-            gradient, x, weight, mean, var, None, None, False, context.eps, [of_x, True, True]
+            gradient, x, weight, mean, var, none, none, False, context.eps, [of_x, True, True]
         )
         found_stats = None
         if of_stats:
