@@ -14,8 +14,9 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// [choice] Round trips are looked at for all pairs of placements, as long as these are not more.
-constexpr std::size_t kMostPairs = 20'000'000;
+// [choice] Round trips are looked at for all pairs of placements of an edge, as long as these are not more, those
+// of edges before it included: a bound without them holds too, and the search is to begin within seconds.
+constexpr std::size_t kMostPairs = 1'000'000;
 
 }  // namespace
 
@@ -31,6 +32,7 @@ void Partial::SetRoundTrips() {
   }
   std::vector<std::int32_t> all(symmetry_->relabellings().size());
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int32_t>(i);
+  std::size_t looked_at = 0;
   for (std::size_t at = 0; at < order.size(); ++at) {
     for (const std::int32_t number : into_[order[at]]) {
       const Edge& edge = edges_[number];
@@ -39,7 +41,9 @@ void Partial::SetRoundTrips() {
       const std::vector<Placement>& from = domains_[edge.writer];
       trips_s.assign(from.size(), 0);
       if (!edge.returns || !edge.is_always_read || !problem_->blocks[edge.writer].needs_backward) continue;
-      if (from.size() * domains_[edge.reader].size() > kMostPairs * all.size()) continue;
+      const std::size_t pairs = from.size() * left_[edge.reader].size() / all.size();
+      if (looked_at + pairs > kMostPairs) continue;
+      looked_at += pairs;
       std::map<std::pair<const Layout*, std::vector<std::int32_t>>, double> known;
       for (std::size_t i = 0; i < from.size(); ++i) {
         if (!symmetry_->IsLeast(all, from[i].devices)) continue;
