@@ -116,7 +116,7 @@ def test_the_page_can_be_used(tmp_path: Path, with_actual: bool) -> None:
     assert "per iteration" in seen["verdict"]
     assert ("as it ran" in seen["verdict"]) == with_actual
     assert seen["verdict"].count("does not fit") == 1
-    assert "1 MiB" in seen["verdict"]
+    assert " 1 MiB" in seen["verdict"]
     assert "over data_parallel, the fastest baseline that fits" in seen["verdict"]
     assert (seen["tiles"], seen["cells"]) == (2, 8)
     assert seen["tables"]

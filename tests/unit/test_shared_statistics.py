@@ -34,12 +34,13 @@ def test_both_passes_are_those_of_numbers_a_little_apart(shape: tuple[int, ...])
 
 @pytest.mark.parametrize("has", [(True, True), (True, False), (False, True), (False, False)])
 def test_what_is_left_out_is_left_out(has: tuple[bool, bool]) -> None:
-    x = real(8, 3, 2)
+    x, weights = leaf(8, 3, 2), real(8, 3, 2)
     weight, bias = (real(3) if each else None for each in has)
-    torch.testing.assert_close(
-        normalised(x, local(x), weight, bias, EPS),
-        functional.batch_norm(x, None, None, weight, bias, training=True, eps=EPS),
-    )
+    found = normalised(x, local(x), weight, bias, EPS)
+    want = functional.batch_norm(x, None, None, weight, bias, training=True, eps=EPS)
+    torch.testing.assert_close(found, want)
+    one, other = (torch.autograd.grad((y * weights).sum(), x) for y in (found, want))
+    torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -80,16 +81,24 @@ def test_shards_together_are_the_whole() -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("own", [torch.float32, None])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_keeps_its_dtype_and_single_precision_statistics(dtype: torch.dtype) -> None:
+def test_half_precision_keeps_its_dtype_and_single_precision_statistics(
+    dtype: torch.dtype, own: torch.dtype | None
+) -> None:
+    """Parameters are in single precision, as under autocast, or in that of the samples."""
     x = real(16, 3, 2).to(dtype).requires_grad_()
     stats = local(x)
     assert stats.dtype is torch.float32
-    weight, bias = torch.ones(3, requires_grad=True), torch.zeros(3, requires_grad=True)
+    own = own or dtype
+    weight = torch.ones(3, requires_grad=True, dtype=own)
+    bias = torch.zeros(3, requires_grad=True, dtype=own)
     y = normalised(x, stats, weight, bias, EPS)
     y.sum().backward()
     assert y.dtype is dtype
     assert x.grad is not None
     assert x.grad.dtype is dtype
     assert weight.grad is not None
-    assert weight.grad.dtype is torch.float32
+    assert weight.grad.dtype is own
+    assert bias.grad is not None
+    assert bias.grad.dtype is own

@@ -252,3 +252,10 @@ def test_permutations_in_a_row_are_one() -> None:
     wrong = [f"{twice} | x", f"{twice} | permute[dims=(1 2 0)](x)"]
     assert set(verdicts(right).values()) == {Proved()}
     assert all(isinstance(verdict, Refuted) for verdict in verdicts(wrong).values())
+
+
+@pytest.mark.parametrize("word", ["permute[dims=(0 1 2 3 4 5 6 7 9 8)]", "transpose"])
+def test_axes_of_one_element_do_not_hide_that_they_are_exchanged(word: str) -> None:
+    """Samples of so many axes have single ones, to be small."""
+    wrong = f"x:[{' '.join('1' * 10)}] | {word}({word}(x)) | {word}(x)"
+    assert Proved() not in verdicts([wrong]).values()

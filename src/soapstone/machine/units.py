@@ -111,6 +111,7 @@ FLOPS_PER_S = Quantity(
 )
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 device`, `4 devices`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def counted(count: int, thing: str) -> str:
+    """So many of a thing, in words: `1 device`, `4 micro-batches`."""
+    ending = "" if count == 1 else "es" if thing.endswith("ch") else "s"
+    return f"{count} {thing}{ending}"

@@ -270,7 +270,7 @@ def pipeline_text(strategy: Strategy) -> str:
     count, samples = strategy.pipeline.micro_batches, strategy.graph.sample_count or 0
     stages = counted(len(strategy.stages), "stage")
     return (
-        f"a pipeline of {stages}, {count} micro-batches of {counted(samples // count, 'sample')}, "
+        f"a pipeline of {stages}, {counted(count, 'micro-batch')} of {counted(samples // count, 'sample')}, "
         f"{strategy.pipeline.schedule}"
     )
 

@@ -239,16 +239,18 @@ def _by_all(
         worth_s = PIPELINE_WORTH * found.makespan_s if found.fits else inf
         found = joined(found, _as_pipeline(graph, machine, costs, rest, show, worth_s))
         left_s = seconds - (clock() - began)
-        if left_s > LEAST_REST * seconds and found.stop is not StopReason.INTERRUPTED:
+        is_over = found.stop is StopReason.INTERRUPTED or options.budget.proposals is not None
+        if left_s > LEAST_REST * seconds and not is_over:
             rest = replace(options, budget=replace(options.budget, seconds=left_s))
-            found = _gone_on(replace(found, stop=StopReason.BUDGET), machine, costs, rest)
+            found = _gone_on(replace(found, stop=StopReason.BUDGET), machine, costs, rest, show)
     return replace(found, method="auto")
 
 
 def is_unrolled(graph: Graph) -> bool:
-    """Whether most dense layers of a graph are steps of recurrent layers. Mappings of such graphs are slow to
-    make and no good starts: steps are best placed by layers, and overlap, which a sum of costs does not see
-    ([measured] seeds 0 and 1, 10 s of CPU time on 16 P100: NMT took 10 % longer than by chains alone)."""
+    """Whether most dense layers of a graph are steps of recurrent layers, or share weights like those.
+    Mappings of such graphs are slow to make and no good starts: steps are best placed by layers, and overlap,
+    which a sum of costs does not see ([measured] seeds 0 and 1, 10 s of CPU time on 16 P100: NMT took 10 %
+    longer than by chains alone; transformers whose layers share weights were not measured)."""
     anatomy = Anatomy(graph)
     return 2 * len(anatomy.steps) > len(anatomy.dense_layers)
 
@@ -308,14 +310,27 @@ def _or_the_best_of_all(
     return replace(report, strategy=judge.strategy(best), makespan_s=judge.judged(best).makespan_s)
 
 
-def _gone_on(report: SearchReport, machine: Machine, costs: AnalyticCosts, options: Options) -> SearchReport:
-    """What was found or, where it fits, what chains make of it in the time kept in case it did not."""
-    found = report.strategy
+def _gone_on(
+    report: SearchReport,
+    machine: Machine,
+    costs: AnalyticCosts,
+    options: Options,
+    show: ShowSearch | None = None,
+) -> SearchReport:
+    """What was found or, where it fits, what chains make of it in the time of the options, of which seeing
+    whether things fit is a part."""
+    found, budget = report.strategy, options.budget
     if report.stop is StopReason.INTERRUPTED or found.pipeline is not None:
         return report
+    began = budget.clock()
     if not predicted(found, machine, costs, options.optimizer).fits(machine):
         return report
-    more = _from_known({"found": found}, machine, costs, options)
+    if budget.seconds is not None:
+        left_s = budget.seconds - 2 * (budget.clock() - began)
+        if left_s <= 0:
+            return report
+        options = replace(options, budget=replace(budget, seconds=left_s))
+    more = _from_known({"found": found}, machine, costs, options, show)
     more = replace(more, method=report.method, rewrites=report.rewrites)
     is_better = more.makespan_s <= report.makespan_s * (1 + options.slack)
     fits = is_better and predicted(more.strategy, machine, costs, options.optimizer).fits(machine)
@@ -460,6 +475,7 @@ def _from_known(
     machine: Machine,
     costs: AnalyticCosts,
     options: Options,
+    show: ShowSearch | None = None,
     *,
     in_buckets: bool = False,
 ) -> SearchReport:
@@ -476,6 +492,7 @@ def _from_known(
         slack=options.slack,
         known=known,
         in_buckets=in_buckets,
+        show=show,
     )
 
 

@@ -82,7 +82,7 @@ def pipeline_search(  # noqa: PLR0913, a search has a parameter for each of its 
     stop = StopReason.BUDGET
     try:
         search.try_shapes([shape for _, shape in ranked])
-        is_worth_it = search.best[0][1] < worth_s
+        is_worth_it = search.best[0] < (False, worth_s) or worth_s == math.inf
         stop = search.better() if is_worth_it else StopReason.CONVERGED
     except KeyboardInterrupt:
         if not search.found:
@@ -94,7 +94,7 @@ def pipeline_search(  # noqa: PLR0913, a search has a parameter for each of its 
 def _objection(cutter: Cutter, wanted: Wanted) -> str:
     stages = "any number of stages" if wanted.stages is None else counted(wanted.stages, "stage")
     count = wanted.micro_batches
-    parts = "" if count is None else f" with {count} micro-batch{'' if count == 1 else 'es'}"
+    parts = "" if count is None else f" with {counted(count, 'micro-batch')}"
     why = cutter.refusal or "stages divide the devices, micro-batches the samples of each"
     return (
         f"there is no pipeline of {stages}{parts} for"
@@ -190,7 +190,7 @@ class _Search:
 
 def _name(shape: Shape) -> str:
     within = "" if shape.group == 1 else f", groups of {shape.group}"
-    return f"{shape.stages} stages, {shape.micro_batches} micro-batches{within}"
+    return f"{counted(shape.stages, 'stage')}, {counted(shape.micro_batches, 'micro-batch')}{within}"
 
 
 class _Chain:

@@ -132,6 +132,15 @@ def _domain(function: Function, *marked: tuple[Sequence[Var], Iterable[int]]) ->
     return {variables[i].name: samples[i] for variables, operands in marked for i in operands}
 
 
+def _without_single_axes(function: Function, variables: Sequence[Var]) -> dict[str, Shape] | None:
+    """Shapes for the operands of a function in which it is seen how axes are exchanged; None if there are
+    none. (An axis of one element may change places with another, and nobody sees it.)"""
+    wide = tuple(tuple(max(2, size) for size in _small(shape)) for shape in function.samples)
+    if not has_elements(replace(function, samples=wide)):
+        return None
+    return {variable.name: shape for variable, shape in zip(variables, wide, strict=True)}
+
+
 def _dims(function: Function) -> Iterator[tuple[str, tuple[tuple[int, int], ...]]]:
     """The dims along which every operand that has them is indexed by them alone, and no number says where."""
     numbered = numbered_dims(function)
@@ -288,9 +297,9 @@ def _transposed(given: Deriving, function: Function) -> Iterator[Axiom]:
     if outer is None or not 1 <= len(function.samples) <= 2:
         return
     one = _variables(function)
-    domain = _domain(function, (one, range(len(one))))
+    domain = _without_single_axes(function, one)
     inner = [given.of("transpose", rank, 1) for rank in function.ranks]
-    if any(found is None for found in inner):
+    if domain is None or any(found is None for found in inner):
         return
     for other in list(given.functions.values()):
         if other.ranks != function.ranks or other.word in CUTS:
@@ -319,14 +328,16 @@ def _transposed(given: Deriving, function: Function) -> Iterator[Axiom]:
 
 def _permuted(given: Deriving, function: Function) -> Iterator[Axiom]:
     """A permutation of axes after another: the value as it was, or one permutation of those asked about.
-    Which axes they exchange does not hang on sizes, so what a check at small ones shows is so at all."""
+    Which axes they exchange does not hang on sizes, and is seen where none is single."""
     if function.word != "permute":
         return
     x = Var("x")
     alike = [f for f in given.functions.values() if f.word == "permute" and f.ranks == function.ranks]
     for inner in alike:
-        domain = _domain(inner, ([x], (0,)))
+        domain = _without_single_axes(inner, [x])
         rights: list[Term] = [x, *(other(x) for other in alike)]
+        if domain is None:
+            continue
         for right in rights:
             yield Axiom("a permutation after another", function(inner(x)), right, domain, "notation")
 

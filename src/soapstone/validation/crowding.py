@@ -138,7 +138,10 @@ def measured_crowding(
         return Crowding(usual, operators, (1.0,) * wire.size)
     told = wire.told_by_all(json.dumps(ahead_s), "how far ahead threads are")
     limits = [json.loads(limit) for limit in told]
-    return Crowding(usual, operators, launching, min((each for each in limits if each), default=None))
+    some = [
+        each for each in limits if each is not None and each > 0
+    ]  # a task waits for no kernels of its own
+    return Crowding(usual, operators, launching, min(some, default=None))
 
 
 def _made_up(place: torch.device) -> Run:

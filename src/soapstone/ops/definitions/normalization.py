@@ -214,10 +214,6 @@ def _batch_notation(shapes: Sequence[Shape | None], _: Attrs) -> str:
     return f"{x}, [c], [c], [c], [c] -> {x}{kept}"
 
 
-def _local_statistics(x: Tensor, *_: Tensor | None) -> Tensor:
-    return shared_statistics.local(x)
-
-
 _ONE_VALUE = (
     "a batch norm takes its own statistics of a shard that has one value per channel, whose variance is"
     " undefined: train with a larger batch, or with statistics of the whole batch (--batch-norm whole)"
@@ -281,7 +277,7 @@ batch_norm = register(
         flops=8,
         statistics=Statistics(
             ("b", "l", "z", "h", "w"),
-            _local_statistics,
+            lambda x, *_: shared_statistics.local(x),
             lambda parts: shared_statistics.merged(parts),
             lambda *parts: shared_statistics.pulled(*parts),
         ),

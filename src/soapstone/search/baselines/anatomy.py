@@ -85,8 +85,9 @@ class Anatomy:
 
     @cached_property
     def steps(self) -> tuple[Block, ...]:
-        """The blocks led by one step of a recurrent layer that is unrolled."""
-        return tuple(block for block in self.recurrent_layers if block.name in self._reusing)
+        """The dense layers that are one step of a recurrent layer that is unrolled, or share weights like
+        one."""
+        return tuple(block for block in self.dense_layers if block.name in self._reusing)
 
     def flops_of(self, chosen: tuple[Block, ...]) -> float:
         """Floating-point operations of the forward pass of some blocks."""
