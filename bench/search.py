@@ -16,7 +16,8 @@ Sections (all, unless some are named):
 
 Every search runs in a process of its own, on one thread, and its seconds are those that it computes: other
 processes of the machine disturb them less. `--jobs` searches run at once. The paper's batch norms take the
-statistics of each GPU's own samples: `--batch-norm local` is the same problem.
+statistics of each GPU's own samples: `--batch-norm local` is the same problem. FlexFlow's own simulator has
+gradients go to one device and back: `--sums one_device`.
 
     python bench/search.py
     python bench/search.py table5 --models alexnet --devices 4 16 --starts 10
@@ -40,6 +41,7 @@ from typing import Any
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.graph import Graph
 from soapstone.machine import Machine, resolve
+from soapstone.machine.machine import SUMS
 from soapstone.native import Method
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.exact import lower_bound
@@ -65,6 +67,13 @@ ASKED = 20  # times the paper's delta column
 SLOWER_GB_PER_S = (12.5, 3.125, 1.25, 0.3125)  # between nodes: 100, 25, 10 and 2.5 Gb/s
 
 Row = dict[str, Any]
+
+_sums = ["ring"]
+
+
+def add_up(sums: str) -> None:
+    """How sums are made on the machines of this process."""
+    _sums[0] = sums
 
 
 @cache
@@ -99,7 +108,7 @@ class Request:
 
     def on(self) -> Machine:
         """The machine."""
-        machine = resolve(self.machine)
+        machine = replace(resolve(self.machine), sums=_sums[0])
         if self.bandwidth is None:
             return machine
         slowest = min(link.bandwidth_bytes_per_s for link in machine.links)
@@ -407,12 +416,14 @@ def main() -> None:
     parser.add_argument("--no-full", action="store_true", help="table5 without full simulations")
     parser.add_argument("--cut", type=float, default=1 / ASKED, help="part of the paper's time for table5")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--sums", default="ring", choices=SUMS, help="how gradients are added up")
     parser.add_argument("--batch-norm", choices=("whole", "local"), help="whose statistics (default: whole)")
     parser.add_argument("--json", type=Path, help="write all rows here")
     given = parser.parse_args()
     models = with_batch_norm(given.models, given.batch_norm)
     found: dict[str, list[Row]] = {}
-    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+    apart = get_context("spawn")
+    with ProcessPoolExecutor(given.jobs, apart, initializer=add_up, initargs=(given.sums,)) as pool:
         section = Section(
             pool,
             models,

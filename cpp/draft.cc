@@ -27,13 +27,14 @@ TaskKind KindOf(Pattern pattern) {
 }  // namespace
 
 double CollectiveSeconds(Pattern pattern, std::int64_t piece_bytes, std::int64_t count, double bandwidth,
-                         double latency) {
+                         double latency, bool sums_by_one_device) {
   const auto bytes = static_cast<double>(piece_bytes);
   const bool is_all_reduce = pattern == Pattern::kAllReduce;
   const double step_bytes = is_all_reduce ? bytes / static_cast<double>(count) : bytes;
   const auto steps = static_cast<double>((is_all_reduce ? 2 : 1) * (count - 1));
   const double ring = steps * (step_bytes / bandwidth + latency);
   if (!is_all_reduce) return ring;
+  if (sums_by_one_device) return steps * (bytes / bandwidth + latency);
   const double depth = 2 * std::ceil(std::log2(static_cast<double>(count)));
   return std::min(ring, depth * (bytes / bandwidth + latency));
 }
@@ -71,7 +72,8 @@ std::pair<Ref, Ref> Draft::AddMove(Pattern pattern, std::span<const std::int32_t
     bandwidth = std::min(bandwidth, machine_.bandwidth[pair]);
     latency = std::max(latency, machine_.latency[pair]);
   }
-  const double seconds = CollectiveSeconds(pattern, size_bytes, count, bandwidth, latency);
+  const double seconds =
+      CollectiveSeconds(pattern, size_bytes, count, bandwidth, latency, machine_.sums_by_one_device);
   const std::int64_t hop_bytes =
       pattern == Pattern::kAllReduce ? 2 * (count - 1) * size_bytes / count : (count - 1) * size_bytes;
   if (has_batches()) {

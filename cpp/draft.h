@@ -96,7 +96,7 @@ struct Ledger {
 
 // Seconds of a collective of `count` devices on the slowest link of its ring, as cost/analytic.py has them.
 double CollectiveSeconds(Pattern pattern, std::int64_t piece_bytes, std::int64_t count, double bandwidth,
-                         double latency);
+                         double latency, bool sums_by_one_device);
 
 // Tasks that follow each other in the task order, become ready at one moment and are waited for together are
 // a batch: the hops of a ring, or the updates after it. Unless told to keep them apart, a draft has one task

@@ -446,7 +446,8 @@ void BindTasks(nb::module_& module) {
       .def_rw("launch_s", &MachineData::launch_s)
       .def_rw("message_s", &MachineData::message_s)
       .def_rw("memory_bytes_per_s", &MachineData::memory_bytes_per_s)
-      .def_rw("update_bytes_per_byte", &MachineData::update_bytes_per_byte);
+      .def_rw("update_bytes_per_byte", &MachineData::update_bytes_per_byte)
+      .def_rw("sums_by_one_device", &MachineData::sums_by_one_device);
   nb::class_<Problem>(module, "Problem")
       .def("__init__",
            [](Problem* self, MachineData machine, std::vector<BlockData> blocks, std::vector<ValueData> values,

@@ -68,7 +68,8 @@ void Partial::AddExchange(const std::vector<Source>& sources, const std::vector<
       latency = std::max(latency, machine.latency[pair]);
     }
     task.duration_s = is_transfer ? static_cast<double>(size_bytes) / bandwidth + latency
-                                  : CollectiveSeconds(move.pattern, size_bytes, count, bandwidth, latency);
+                                  : CollectiveSeconds(move.pattern, size_bytes, count, bandwidth, latency,
+                                                      machine.sums_by_one_device);
     for (const auto& [source, device] : move.sources) {
       for (const Ref& giver : gives(source, device)) task.givers.push_back(giver);
     }

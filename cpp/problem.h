@@ -108,6 +108,7 @@ struct MachineData {
   std::vector<double> message_s;         // the same: what a message takes of the device that it comes to
   std::vector<double> memory_bytes_per_s;
   double update_bytes_per_byte = 5;
+  bool sums_by_one_device = false;       // instead of by a ring or a tree
 };
 
 struct Problem {

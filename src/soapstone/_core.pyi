@@ -100,6 +100,7 @@ class MachineData:
     message_s: list[float]
     memory_bytes_per_s: list[float]
     update_bytes_per_byte: float
+    sums_by_one_device: bool
 
 class Problem:
     def __init__(

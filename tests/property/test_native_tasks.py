@@ -19,6 +19,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import StrategyError
 from soapstone.frontends.source import load
 from soapstone.machine import Machine, resolve
+from soapstone.machine.machine import SUMS
 from soapstone.search.baselines import baseline
 from soapstone.sim.reference import simulate
 from soapstone.strategy.pipeline import repeated
@@ -31,11 +32,11 @@ COSTS = AnalyticCosts()
 METHODS: tuple[native.Method, ...] = get_args(native.Method)
 
 
-@given(planned(most_copies=3) | pipelined(most_copies=3), st.booleans())
+@given(planned(most_copies=3) | pipelined(most_copies=3), st.booleans(), st.sampled_from(SUMS))
 @settings(max_examples=200, deadline=None)
-def test_native_tasks_are_the_plain_ones(plan: tuple[Strategy, Machine], in_buckets: bool) -> None:
+def test_native_tasks_are_the_plain_ones(plan: tuple[Strategy, Machine], in_buckets: bool, sums: str) -> None:
     """Every task is there once, with the same kind, resource, duration, bytes and predecessors."""
-    strategy, machine = plan
+    strategy, machine = plan[0], replace(plan[1], sums=sums)
     plain = task_graph(strategy, machine, COSTS, in_buckets=in_buckets)
     flat = native_tasks(strategy, machine, COSTS, in_buckets=in_buckets)
     number = {name: i for i, name in enumerate(flat.resources)}

@@ -81,3 +81,13 @@ def test_large_messages_tell_whether_a_link_is_shared() -> None:
     assert fit.is_shared
     assert fit.bandwidth_bytes_per_s == pytest.approx(bus, rel=0.25)
     assert fit.large_error < 0.25
+
+
+@pytest.mark.parametrize("count", [2, 4, 16])
+def test_sums_by_one_device_are_as_many_messages_as_go_to_it_and_back(count: int) -> None:
+    message_s = transfer_s(10**6, 1e9, 5e-6)
+    through_one_s = collective_s("all_reduce", 10**6, count, 1e9, 5e-6, "one_device")
+    assert through_one_s == pytest.approx(2 * (count - 1) * message_s)
+    assert collective_s("all_gather", 10**6, count, 1e9, 5e-6, "one_device") == collective_s(
+        "all_gather", 10**6, count, 1e9, 5e-6
+    )

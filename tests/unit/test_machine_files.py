@@ -382,3 +382,12 @@ def test_units(quantity: Quantity, text: object, value: float) -> None:
 def test_what_is_no_bandwidth(text: str) -> None:
     with pytest.raises(ValueError, match="which is not a bandwidth; write a number of bytes per second or"):
         BYTES_PER_S.parse(text)
+
+
+def test_how_sums_are_made_is_said_in_a_word(tmp_path: Path) -> None:
+    assert read_machine(lab(tmp_path)).sums == "ring"
+    through_one = read_machine(lab(tmp_path, "name: lab", "name: lab\nsums: one_device"))
+    assert through_one.sums == "one_device"
+    assert through_one != read_machine(lab(tmp_path))
+    with pytest.raises(MachineError, match="sums are 'tree'; choose one of ring, one_device"):
+        read_machine(lab(tmp_path, "name: lab", "name: lab\nsums: tree"))

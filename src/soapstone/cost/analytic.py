@@ -2,7 +2,7 @@
 
     compute     the longest of: launching it, flops / (peak * most), bytes / (bandwidth * most)
     transfer    size / bandwidth + latency
-    collective  the faster of a ring and a tree of n devices (`collective_s`)
+    collective  the faster of a ring and a tree of n devices, or sums through one (`collective_s`)
 
 `most` is the fraction of the peak that large operators reach. Launches overlap with the work before
 them, so an operator takes the longer of the two and not their sum: a device is kept waiting only by
@@ -18,6 +18,7 @@ from soapstone.cost.fit import Curve
 from soapstone.cost.profile import OpKey
 from soapstone.cost.work import Work
 from soapstone.machine import DeviceKind
+from soapstone.machine.machine import ONE_DEVICE, RING
 
 _KERNELS_BACKWARD = 2
 """[choice] A backward pass launches about one kernel for each of two operands."""
@@ -68,7 +69,12 @@ RING_SHARE = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all
 
 
 def collective_s(
-    pattern: str, piece_bytes: int, count: int, bandwidth_bytes_per_s: float, latency_s: float
+    pattern: str,
+    piece_bytes: int,
+    count: int,
+    bandwidth_bytes_per_s: float,
+    latency_s: float,
+    sums: str = RING,
 ) -> float:
     """How long a collective of `count` devices takes on the slowest link of its ring.
 
@@ -80,6 +86,8 @@ def collective_s(
     ring = steps * (step_bytes / bandwidth_bytes_per_s + latency_s)
     if pattern != "all_reduce":
         return ring
+    if sums == ONE_DEVICE:
+        return steps * (piece_bytes / bandwidth_bytes_per_s + latency_s)
     depth = 2 * ceil(log2(count))
     tree = depth * (piece_bytes / bandwidth_bytes_per_s + latency_s)
     return min(ring, tree)

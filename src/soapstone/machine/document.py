@@ -23,14 +23,14 @@ The law is `machine_from(document_of(m)) == m`. `docs/guide/machine-files.md` is
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from soapstone.errors import MachineError
 from soapstone.machine.checks import did_you_mean, shown
 from soapstone.machine.cursor import Cursor
 from soapstone.machine.device import DTYPES, KINDS, DeviceKind
-from soapstone.machine.machine import Link, Machine, full_duplex
+from soapstone.machine.machine import RING, Link, Machine, full_duplex
 from soapstone.machine.node import NodeTemplate, assembled, disassembled
 from soapstone.machine.units import BYTES, BYTES_PER_S, FLOPS_PER_S, SECONDS
 
@@ -44,7 +44,8 @@ Payload = TypeVar("Payload")
 def machine_from(document: object, source: str) -> Machine:
     """The machine `document` describes; `source` is what errors call it, usually the file's name."""
     fields = Cursor(document, source).fields(
-        required=("soapstone_machine", "name"), optional=("kinds", "nodes", "switches", "devices", "links")
+        required=("soapstone_machine", "name"),
+        optional=("kinds", "nodes", "switches", "devices", "links", "sums"),
     )
     _check_version(fields["soapstone_machine"])
     kinds = _kinds_from(fields.get("kinds"))
@@ -60,7 +61,8 @@ def machine_from(document: object, source: str) -> Machine:
     nodes = [node for group in groups for node in group.nodes(vertices)]
     links = _links_from(_items(fields, "links"), vertices)
     try:
-        return assembled(fields["name"].text(), nodes, switches, links, singles)
+        machine = assembled(fields["name"].text(), nodes, switches, links, singles)
+        return replace(machine, sums=fields["sums"].text()) if "sums" in fields else machine
     except MachineError as error:  # what no single place is to blame for, such as a missing route
         raise MachineError(f"{source}: {error}") from None
 
@@ -69,7 +71,8 @@ def document_of(machine: Machine) -> dict[str, object]:
     """The document of `machine`: by nodes where its names allow it, else device by device."""
     templates, switches, links = disassembled(machine)
     try:
-        follows_convention = assembled(machine.name, templates.items(), switches, links) == machine
+        plainly = assembled(machine.name, templates.items(), switches, links)
+        follows_convention = replace(plainly, sums=machine.sums) == machine
     except MachineError:
         follows_convention = False
     if follows_convention:
@@ -93,6 +96,8 @@ def document_of(machine: Machine) -> dict[str, object]:
         if KINDS.get(kind.name) != kind
     }
     head: dict[str, object] = {"soapstone_machine": VERSION, "name": machine.name}
+    if machine.sums != RING:
+        head["sums"] = machine.sums
     return head | {field: part for field, part in ({"kinds": own_kinds} | parts).items() if part}
 
 

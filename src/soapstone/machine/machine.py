@@ -81,6 +81,12 @@ def full_duplex(
     )
 
 
+RING, ONE_DEVICE = "ring", "one_device"
+SUMS = (RING, ONE_DEVICE)
+"""How devices add up what each of them has: by a ring (or a tree, where that is faster), or by giving it to
+one of them, which adds it up and gives the sum to all, one after the other, as a parameter server does."""
+
+
 class Pairs(NamedTuple):
     """What a transfer meets between every two devices, from `a` to `b` at `a * count + b`: the number of
     the link it occupies (0 from a device to itself), that link's bytes per second, and the seconds of
@@ -96,15 +102,21 @@ class Machine:
     """Devices, links and switches, with a route between every two devices.
 
     `devices` are kept by index, `links` and `switches` by name (numbers in names count as numbers),
-    so that resources are numbered the same however the machine was written down.
+    so that resources are numbered the same however the machine was written down. `sums` says how an
+    all-reduce is made (`SUMS`).
     """
 
     name: str
     devices: tuple[Device, ...]
     links: tuple[Link, ...] = ()
     switches: tuple[str, ...] = ()
+    sums: str = RING
 
     def __post_init__(self) -> None:
+        if self.sums not in SUMS:
+            raise MachineError(
+                f"machine {shown(self.name)}: sums are {shown(self.sums)}; choose one of {', '.join(SUMS)}"
+            )
         if not isinstance(self.name, str) or not self.name.strip() or not self.name.isprintable():
             raise MachineError(f"machine: the name {shown(self.name)} must be printable text; give it one.")
         where = f"machine {self.name!r}:"
@@ -130,7 +142,7 @@ class Machine:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle without the caches: hashes of text differ between processes."""
-        return (Machine, (self.name, self.devices, self.links, self.switches))
+        return (Machine, (self.name, self.devices, self.links, self.switches, self.sums))
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -142,7 +154,7 @@ class Machine:
         devices = (
             replace(each, kind=replace(each.kind, message_overhead_s=seconds)) for each in self.devices
         )
-        return Machine(self.name, tuple(devices), self.links, self.switches)
+        return replace(self, devices=tuple(devices))
 
     def devices_on(self, node: str) -> tuple[Device, ...]:
         """The devices of one node, by index."""
@@ -200,7 +212,7 @@ class Machine:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.name, self.devices, self.links, self.switches))
+        return hash((self.name, self.devices, self.links, self.switches, self.sums))
 
     @cached_property
     def _devices_by_node(self) -> Mapping[str, tuple[Device, ...]]:

@@ -483,7 +483,7 @@ class _Builder:
         bandwidth = min(self.machine.bandwidth(a, b) for a, b in hops)
         latency_s = max(self.machine.latency(a, b) for a, b in hops)
         count = len(move.devices)
-        duration_s = collective_s(move.pattern, size_bytes, count, bandwidth, latency_s)
+        duration_s = collective_s(move.pattern, size_bytes, count, bandwidth, latency_s, self.machine.sums)
         keys: list[Key] = []
         for hop, (a, b) in enumerate(hops):
             key = (*base, hop)

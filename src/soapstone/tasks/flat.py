@@ -20,6 +20,7 @@ from soapstone.cost.work import is_free
 from soapstone.errors import StrategyError
 from soapstone.graph import ITEM_BYTES, Graph, Node, Role
 from soapstone.machine import DeviceKind, Machine
+from soapstone.machine.machine import ONE_DEVICE
 from soapstone.ops import Kind
 from soapstone.ops.signature import Affine, Signature
 from soapstone.strategy.blocks import Block, blocks, passes_sums
@@ -201,6 +202,7 @@ class FlatProblem:
         data.memory_bytes_per_s = [self.costs.update_rate(kind)[1] for kind in kinds]
         data.message_s = [kind.message_overhead_s for kind in kinds]
         data.update_bytes_per_byte = self.costs.update_bytes_per_byte
+        data.sums_by_one_device = machine.sums == ONE_DEVICE
         self._kinds: list[DeviceKind] = kinds
         return data
 

@@ -418,7 +418,7 @@ class _Kinds:
 
 def _without_latency(machine: Machine) -> Machine:
     links = tuple(replace(link, latency_s=0.0) for link in machine.links)
-    return Machine(machine.name, machine.devices, links, machine.switches)
+    return replace(machine, links=links)
 
 
 def _sum_factors(

@@ -207,4 +207,4 @@ def connections(writer: Block, reader: Block) -> Hashable:
 
 def _without_launches(machine: Machine) -> Machine:
     devices = [replace(d, kind=replace(d.kind, launch_overhead_s=0.0)) for d in machine.devices]
-    return Machine(machine.name, tuple(devices), machine.links, machine.switches)
+    return replace(machine, devices=tuple(devices))
