@@ -49,8 +49,8 @@ ALONE_SHARE = 0.03
 """[choice] The part of the seconds that graphs are looked for in that are faster on one device."""
 
 DIVISION_SHARE = 0.4
-"""[choice] The part of the seconds after which a mapping divides devices no more ([measured] CANDLE-Uno on 192
-devices in 11 s of CPU time: 271 ms, and 392 with a quarter; MLP and DLRM the same with both)."""
+"""[choice] The part of the seconds after which a mapping divides devices no more ([measured] CANDLE-Uno on
+192 devices in 11 s of CPU time: 271 ms, and 392 with a quarter; MLP and DLRM the same with both)."""
 
 DESCENT_SHARE = 0.55
 """[choice] The part of the seconds after which kinds of blocks are no longer moved."""
