@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from oracles.clocks import Ticking
 
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.errors import SearchError
@@ -221,17 +222,6 @@ def test_a_model_that_cannot_be_a_pipeline_is_planned_without() -> None:
         SearchError, match="no pipeline of any number of stages for 8 samples on 2 devices: block"
     ):
         find(graph, MACHINE, AnalyticCosts(), replace(QUICK, search="pipeline"))
-
-
-class Ticking:
-    """A clock that goes on by a twentieth of a second whenever it is looked at."""
-
-    def __init__(self) -> None:
-        self.looks = 0
-
-    def __call__(self) -> float:
-        self.looks += 1
-        return self.looks * 0.05
 
 
 def unrolled(steps: int) -> Graph:

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.clocks import Ticking
 from oracles.graphs import graphs
 
 from soapstone.cost.analytic import AnalyticCosts
@@ -150,17 +151,6 @@ def test_memory_is_short_where_data_parallelism_does_not_fit() -> None:
     assert not is_short(layers(), holding(peak_bytes, peak_bytes), COSTS, "momentum")
     assert is_short(layers(), holding(peak_bytes, peak_bytes - 1), COSTS, "momentum")
     assert is_short(layers(), holding(1000, peak_bytes), COSTS, "momentum")
-
-
-class Ticking:
-    """A clock that goes on whenever it is looked at, by more than a slice of a chain takes."""
-
-    def __init__(self) -> None:
-        self.looks = 0
-
-    def __call__(self) -> float:
-        self.looks += 1
-        return self.looks * 0.05
 
 
 @pytest.mark.parametrize("part", [0.0, 0.05, 0.5])

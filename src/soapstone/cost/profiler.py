@@ -22,6 +22,7 @@ from statistics import median, quantiles
 from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any
 
+from soapstone.cost.among import CYCLES_PER_S, ahead_s, in_turn_s
 from soapstone.cost.candidates import Candidate
 from soapstone.cost.profile import Launched, Measured, OpKey, Profile, Updated, key_of
 from soapstone.cost.watch import Watch
@@ -51,21 +52,13 @@ LONGEST_S = 3.0
 MEMORY_SHARE = 0.4
 """[choice] The part of free memory that a batch may take, by its own count of bytes."""
 
-ROUNDS = 6
-"""[choice] How often each operator has its turn where they follow each other."""
-
-STILL_S, STUCK_S = 0.5, 0.05
-"""[choice] How long a GPU is kept from what is launched, and what launching one operator takes when it has to
-wait for that."""
-
 LAUNCHED_RUNS = 6
 """[choice] Runs that are launched at least, where it is asked what launching one more takes."""
 
 KERNEL_BATCHES = 3
 HEAD_START = 1.5
-CYCLES_PER_S = 2e9
 """[choice] Batches of kernels alone: the GPU is kept waiting for so many times the time that launching them
-takes, at no less than so many cycles in a second, and finds all of them launched."""
+takes, and finds all of them launched."""
 
 UPDATE_SIZES = tuple(4 * 4**i for i in range(3, 13))
 """[choice] Bytes of the weights whose update is measured: 256 B to 64 MB."""
@@ -190,32 +183,21 @@ class Profiler:
             return runs.again
         return None
 
-    def launching_in_turn(self, candidates: Iterable[Candidate]) -> float:
+    def launching_among(self, candidates: Iterable[Candidate]) -> tuple[float, float | None]:
         """How much longer launching takes on a GPU where one operator follows another, as in a step, than
-        where one of them is launched over and over again, as it is measured; 1 elsewhere."""
-        runs = self._prepared(candidates)
-        found = []
-        for _ in range(BATCHES if runs else 0):
-            with contextlib.suppress(*_FAILURES):
-                found.append(_in_turn_s(runs) / sum(sum(own.launching_s()) for own in runs))
-        return median(found) if found else 1.0
-
-    def launching_ahead_s(self, candidates: Iterable[Candidate]) -> float | None:
-        """For how long a thread launches one operator after the other on a GPU that does none of it yet,
-        until it has to wait: what a GPU is to do has a list of limited length. None if it never has to."""
-        runs = [own for own in self._prepared(candidates) if not _waits_for_its_gpu(own)]
-        found = sorted(_ahead_s(runs) for _ in range(KERNEL_BATCHES)) if runs else []
-        return found[len(found) // 2] if found and found[-1] < STILL_S / 2 else None
-
-    def _prepared(self, candidates: Iterable[Candidate]) -> list[_Runs]:
-        """Those of the candidates that can be launched on a GPU; none elsewhere."""
+        where one of them is launched over and over again, as it is measured; and for how long a thread
+        launches before it has to wait for the GPU, if it ever has to. 1 and None elsewhere."""
         runs: list[_Runs] = []
         for candidate in candidates if self.launches else ():
             with contextlib.suppress(*_FAILURES):
                 own = _Runs(candidate, self.device)
                 own.prepare()
                 runs.append(own)
-        return runs
+        found = []
+        for _ in range(BATCHES if runs else 0):
+            with contextlib.suppress(*_FAILURES):
+                found.append(in_turn_s(runs) / sum(sum(own.launching_s()) for own in runs))
+        return median(found) if found else 1.0, ahead_s(runs) if runs else None
 
     def measure_hidden(self, candidate: Candidate) -> None:
         """Measure what a candidate's passes take of memory beside tensors."""
@@ -531,75 +513,6 @@ def _merging(statistics: Statistics) -> Callable[[Any], Any]:
 
     merged: Callable[[Any], Any] = Merged.apply
     return merged
-
-
-def _in_turn_s(runs: Sequence[_Runs]) -> float:
-    """Seconds of asking for one more run of each operator on a GPU, forward and backward, where each follows
-    another."""
-    return max(0.0, _rounds_s(runs, ROUNDS) - _rounds_s(runs, 1)) / (ROUNDS - 1)
-
-
-def _rounds_s(runs: Sequence[_Runs], rounds: int) -> float:
-    """Seconds until so many runs of each operator have been asked for, in turn."""
-    import torch
-
-    given = [(own, own.leaves()) for _ in range(rounds) for own in runs]
-    torch.cuda.synchronize()
-    start = perf_counter()
-    made = [own.forward(operands) for own, operands in given]
-    taken_s = perf_counter() - start
-    roots = [
-        out
-        for (own, _), outputs in zip(given, made, strict=True)
-        for out in outputs
-        if own.has_backward and out is not None and out.requires_grad
-    ]
-    if roots:
-        gradients = [torch.ones_like(root) for root in roots]
-        torch.cuda.synchronize()
-        start = perf_counter()
-        torch.autograd.backward(roots, gradients)
-        taken_s += perf_counter() - start
-    torch.cuda.synchronize()
-    return taken_s
-
-
-def _waits_for_its_gpu(own: _Runs) -> bool:
-    """Whether an operator by itself waits until the GPU has come to it."""
-    import torch
-
-    operands = own.leaves()
-    with torch.no_grad():
-        own.forward(operands)  # the first time its kernels are loaded
-        torch.cuda.synchronize()
-        torch.cuda._sleep(int(CYCLES_PER_S * STUCK_S))
-        start = perf_counter()
-        own.forward(operands)
-        taken_s = perf_counter() - start
-        torch.cuda.synchronize()
-    return taken_s > STUCK_S / 2
-
-
-def _ahead_s(runs: Sequence[_Runs]) -> float:
-    """Seconds of launching operators in turn, before the thread waits for a GPU that stands still."""
-    import torch
-
-    given = [(own, own.leaves()) for own in runs]
-    taken_s = 0.0
-    with torch.no_grad():
-        torch.cuda.synchronize()
-        torch.cuda._sleep(int(CYCLES_PER_S * STILL_S))
-        while taken_s < STILL_S / 2:
-            for own, operands in given:
-                start = perf_counter()
-                own.forward(operands)
-                asking_s = perf_counter() - start
-                if asking_s > STUCK_S:
-                    torch.cuda.synchronize()
-                    return taken_s
-                taken_s += asking_s
-    torch.cuda.synchronize()
-    return taken_s
 
 
 def _update_batches(size_bytes: int, device: Device) -> list[float]:

@@ -84,8 +84,7 @@ class Measuring:
     def crowding(self) -> Crowding:
         """What ranks take from each other."""
         runs = standing_for_all(self._profiler, self._measured, self.costs, self._kind)
-        each = one_of_each(self._measured)
-        in_turn, ahead_s = self._profiler.launching_in_turn(each), self._profiler.launching_ahead_s(each)
+        in_turn, ahead_s = self._profiler.launching_among(one_of_each(self._measured))
         return measured_crowding(self._device, self._wire, runs, in_turn, ahead_s)
 
     def found_anew(
