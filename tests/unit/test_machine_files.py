@@ -391,3 +391,6 @@ def test_how_sums_are_made_is_said_in_a_word(tmp_path: Path) -> None:
     assert through_one != read_machine(lab(tmp_path))
     with pytest.raises(MachineError, match="sums are 'tree'; choose one of ring, one_device"):
         read_machine(lab(tmp_path, "name: lab", "name: lab\nsums: tree"))
+    with pytest.raises(MachineError) as refused:
+        read_machine(lab(tmp_path, "name: lab", "name: lab\nsums: [ring]"))
+    assert str(refused.value).count(str(tmp_path)) == 1

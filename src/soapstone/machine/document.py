@@ -60,9 +60,10 @@ def machine_from(document: object, source: str) -> Machine:
     vertices.update(f"{node}/{local}" for group in groups for node in group.names for local in group.vertices)
     nodes = [node for group in groups for node in group.nodes(vertices)]
     links = _links_from(_items(fields, "links"), vertices)
+    sums = fields["sums"].text() if "sums" in fields else RING
     try:
         machine = assembled(fields["name"].text(), nodes, switches, links, singles)
-        return replace(machine, sums=fields["sums"].text()) if "sums" in fields else machine
+        return replace(machine, sums=sums)
     except MachineError as error:  # what no single place is to blame for, such as a missing route
         raise MachineError(f"{source}: {error}") from None
 
