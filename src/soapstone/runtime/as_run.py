@@ -44,13 +44,15 @@ from soapstone.tasks.task import COMPUTE_KINDS, Key, Task, TaskGraph, TaskKind
 class AsRun:
     """The tasks with their new dependencies; `led_by` says for each member of a bucket, other than the
     last, which task now does its work (hop by hop); `left_out` are the tasks that nobody does; `begins` are
-    those with which a call of autograd begins; `walked` are each device's compute tasks in order."""
+    those with which a call of autograd begins; `walked` are each device's compute tasks in order;
+    `collectives` are the moves that are made by one, by their keys."""
 
     tasks: TaskGraph
     led_by: Mapping[Key, Key]
     left_out: frozenset[Key]
     begins: frozenset[Key]
     walked: Mapping[str, Sequence[Key]]
+    collectives: frozenset[Key]
 
 
 def as_run(
@@ -92,7 +94,12 @@ def as_run(
         duration_s = 0.0 if task.key in led_by or task.key in left_out else task.duration_s
         changed.append(replace(task, after=tuple(sorted(after)), duration_s=duration_s))
     begins = frozenset(keys[0] for keys in regions.values())
-    return AsRun(replace(tasks, tasks=tuple(changed), buffers=()), led_by, left_out, begins, walked)
+    sums = {
+        task.key[:-1] for task in tasks.tasks if task.kind is TaskKind.ALL_REDUCE and task.key[2] == WEIGHT
+    }
+    collectives = frozenset(sums | {(*key, number) for key, number in moves})
+    tasks = replace(tasks, tasks=tuple(changed), buffers=())
+    return AsRun(tasks, led_by, left_out, begins, walked, collectives)
 
 
 def _walked(

@@ -8,6 +8,8 @@ handed to the arrivals that the messages would have filled, so that nothing else
     reduce_scatter      the sum of what the others give is the first arrival; the rest bring nothing
     all_reduce          the sum over all ranks, this one included, is the first arrival, and stands for
                         all there is to add up (`is_plain_sum`), so that all ranks have the same bits
+
+What is merged and not added (`seams`) is an all_reduce in the task graph, and gathered here.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from soapstone.runtime.wire import Slot, Wire
 from soapstone.tasks.exchange import Exchange, Move, Pattern
@@ -25,6 +28,7 @@ from soapstone.tasks.task import Key, TaskGraph
 
 if TYPE_CHECKING:
     from soapstone.runtime.actions import Exchanged
+    from soapstone.runtime.ports import Departure
 
 USED: Mapping[str, frozenset[Pattern]] = MappingProxyType(
     {
@@ -78,21 +82,26 @@ def post(action: Exchanged, wire: Wire) -> None:
     """Post a collective, and let its arrivals wait for their parts of it."""
     ranks = sorted(action.ranks)
     name, count = action.arrivals[0].name, action.arrivals[0].count
-    own = {departure.peer: departure.total(wire.device) for departure in action.departures}
     place = {rank: i for i, rank in enumerate(ranks)}
     nothing: slice | None = None
+
+    def given(departure: Departure) -> Tensor:
+        return departure.total(wire.device)
+
     match action.pattern:
         case Pattern.ALL_REDUCE:
-            shared = wire.sum_up(next(iter(own.values())).clone(), ranks, name)
+            shared = wire.sum_up(given(action.departures[0]).clone(), ranks, name)
             parts = {ranks[0] if ranks[0] != wire.rank else ranks[1]: slice(0, count)}
         case Pattern.ALL_GATHER:
-            shared = wire.gather_up(next(iter(own.values())), ranks, name)
+            shared = wire.gather_up(given(action.departures[0]), ranks, name)
             parts = {rank: slice(i * count, (i + 1) * count) for rank, i in place.items()}
         case Pattern.ALL_TO_ALL:
             others = [rank for rank in ranks if rank != wire.rank]
+            own = {departure.peer: given(departure) for departure in action.departures}
             shared = wire.swap(torch.cat([own[rank].reshape(-1) for rank in others]), ranks, count, name)
             parts = {rank: slice(i * count, (i + 1) * count) for i, rank in enumerate(others)}
         case Pattern.REDUCE_SCATTER:
+            own = {departure.peer: given(departure) for departure in action.departures}
             some = next(iter(own.values()))
             flat = torch.zeros(len(ranks) * count, dtype=some.dtype, device=some.device)
             for rank, tensor in own.items():

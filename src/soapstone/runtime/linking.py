@@ -342,9 +342,10 @@ class Links:
         """For each sink on this rank what comes to it: (device, first source, port, box)."""
         found: dict[int, list[tuple[int, int, Outlet | Arrival, Box]]] = {}
         for m, move in enumerate(exchange.moves):
-            # Statistics are merged and not added: they go as messages.
-            is_collective = (key, m) in self.collectives and departure is Departure
-            ports = Ports(pattern=move.pattern if is_collective else Pattern.TRANSFER, ranks=move.devices)
+            pattern = move.pattern if (key, m) in self.collectives else Pattern.TRANSFER
+            if departure is not Departure and pattern is Pattern.ALL_REDUCE:
+                pattern = Pattern.ALL_GATHER  # statistics are merged and not added
+            ports = Ports(pattern=pattern, ranks=move.devices)
             for tag, part in enumerate(move.transfers, self._numbers[key, m]):
                 if part.receiver == self.rank:
                     arrival = Arrival(part.box, dtype, part.sender, tag, name)

@@ -18,7 +18,6 @@ from torch import Tensor
 from soapstone.runtime.localshard import LocalSegment, Made
 from soapstone.runtime.noderun import NodeRun
 from soapstone.runtime.ports import Arrival, Departure, Inbox, Outlet
-from soapstone.runtime.wire import Wire
 
 Merge = Callable[[Sequence[Tensor]], Tensor]
 
@@ -32,11 +31,11 @@ class StatisticsDeparture(Departure):
         super().__init__(*args)
         self.merge = merge
 
-    def post(self, wire: Wire) -> None:
-        """Send them."""
+    def total(self, device: torch.device) -> Tensor:
+        """What is to be sent."""
+        del device
         found = [outlet.tensor for outlet, _ in self.outlets if outlet.tensor is not None]
-        merged = found[0] if len(found) == 1 else self.merge(found)
-        wire.send(merged.flatten(), self.peer, self.tag, self.name)
+        return (found[0] if len(found) == 1 else self.merge(found)).flatten()
 
 
 class Statistics:

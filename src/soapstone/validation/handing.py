@@ -21,11 +21,14 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from soapstone.ops.box import Interval
+from soapstone.runtime.actions import Exchanged
 from soapstone.runtime.belts import FEW_BYTES, IN_PIECES, first_piece
+from soapstone.runtime.collectives import post
 from soapstone.runtime.detecting import timed
 from soapstone.runtime.ports import Arrival, Departure, Inbox, Outlet
 from soapstone.runtime.region import Region
 from soapstone.runtime.wire import Wire
+from soapstone.tasks.exchange import Pattern
 
 MANY = 24
 """[choice] Messages, by which it is seen what one more of them takes of its ends."""
@@ -263,15 +266,58 @@ def _further(wire: Wire, most_bytes: int, message_s: float) -> float:
 
 
 def _sum_ends(wire: Wire, ranks: Sequence[int], message_s: float) -> tuple[float, float]:
-    """How many ends of messages a sum over ranks is as much work as, of few bytes and of many."""
-    found = []
-    for size_bytes in (FEW, 2 * FEW_BYTES):
-        tensor = torch.zeros(size_bytes // 4, device=wire.device)
+    """How many ends of messages a sum over ranks is as much work as, of few bytes and of many. Few are what
+    shards tell each other amid their operators, many are gradients of weights."""
+    many = torch.zeros(2 * FEW_BYTES // 4, device=wire.device)
 
-        def act(tensor: torch.Tensor = tensor) -> None:
-            if wire.rank in ranks:
-                wire.sum_up(tensor, ranks, "sum").wait()
+    def add_many() -> None:
+        if wire.rank in ranks:
+            wire.sum_up(many, ranks, "sum").wait()
 
-        asked_s = _asking_s(wire, [act] * MANY, lambda: None) / MANY
-        found.append(float(f"{asked_s / max(message_s, 1e-9):.3g}"))
-    return found[0], found[1]
+    few = _Sums(wire, ranks) if wire.rank in ranks else None
+    acts: list[Act] = [_nothing] * MANY if few is None else few.acts
+    few_s = _asking_s(wire, acts, _nothing if few is None else few.end) / MANY
+    many_s = _asking_s(wire, [add_many] * MANY, _nothing) / MANY
+    ends = [float(f"{asked_s / max(message_s, 1e-9):.3g}") for asked_s in (few_s, many_s)]
+    return ends[0], ends[1]
+
+
+def _nothing() -> None:
+    """What a rank does that is not among those that add something up."""
+
+
+class _Sums:
+    """Sums of few bytes over ranks, and as many of what they merge and do not add, in turn."""
+
+    def __init__(self, wire: Wire, ranks: Sequence[int]) -> None:
+        self._wire = wire
+        box = (Interval(0, FEW // 4),)
+        own = Outlet(box)
+        own.put(torch.zeros(FEW // 4, device=wire.device))
+        others = [rank for rank in ranks if rank != wire.rank]
+        self._moves = [
+            Exchanged(
+                0,
+                [Arrival(box, torch.float32, rank, 0, "sum") for rank in others],
+                [Departure(box, torch.float32, rank, 0, "sum", [own]) for rank in others],
+                Pattern.ALL_GATHER if number % 2 else Pattern.ALL_REDUCE,
+                tuple(ranks),
+            )
+            for number in range(MANY)
+        ]
+
+    @property
+    def acts(self) -> list[Act]:
+        """Asking for each of them, and taking what it brings."""
+        return [partial(self._act, move) for move in self._moves]
+
+    def _act(self, move: Exchanged) -> None:
+        post(move, self._wire)
+        for arrival in move.arrivals:
+            arrival.take()
+
+    def end(self) -> None:
+        """Be ready to begin anew."""
+        for move in self._moves:
+            for arrival in move.arrivals:
+                arrival.clear()

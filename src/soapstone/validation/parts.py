@@ -39,7 +39,6 @@ from soapstone.machine import DeviceKind, Machine
 from soapstone.ops.box import intersection, volume
 from soapstone.plans import Plan
 from soapstone.runtime.as_run import AsRun, as_run
-from soapstone.runtime.collectives import USED
 from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
@@ -152,7 +151,8 @@ def parts_of(
         device_count=len(machine.devices),
         backend=backend,
     )
-    (counted,) = recosted(plain, strategy, machine, [_Counting(lambda _: 1.0, lambda *_: 1.0)])
+    # All weights are updated by one call: what each adds to it is in what was measured.
+    (counted,) = recosted(plain, strategy, machine, [_Counting(lambda _: 1.0, lambda *_: 0.0)])
     swift = task_graph(strategy, _without_latency(machine), costs)
     is_compute = np.array([task.kind in COMPUTE_KINDS for task in plain.tasks])
     full = np.array([task.duration_s for task in plain.tasks])
@@ -188,7 +188,7 @@ def parts_of(
         most_ahead = _most_ahead(ran, launching_s * crowding.launching[-1], crowding.ahead_s)
         flat = _with_launching(tasks, flat, most_ahead, awaits_messages=not on_a_bus)
 
-    messages, pieces = _handled(plain, ends, ran, USED[backend], traffic)
+    messages, pieces = _handled(plain, ends, ran, traffic)
     calls = np.array([float(task.key in ran.begins) for task in plain.tasks])
     own = traffic.handing
     handling_s = own.message_s * messages + own.part_s * pieces + own.call_s * calls
@@ -520,9 +520,7 @@ def _local(exchange: Exchange, sink: int) -> int:
     return sum(volume(box) for box in boxes if box is not None)
 
 
-def _handled(
-    tasks: TaskGraph, ends: _Ends, ran: AsRun, collectives: frozenset[Pattern], traffic: Traffic
-) -> tuple[Floats, Floats]:
+def _handled(tasks: TaskGraph, ends: _Ends, ran: AsRun, traffic: Traffic) -> tuple[Floats, Floats]:
     """For each compute task, the messages that it hands over or takes, a collective being one of them and one
     that goes in pieces more than one; and how many are cut out of a tensor for that, or put into one. What
     no task makes (weights) is handed over at the beginning, on both sides."""
@@ -537,16 +535,17 @@ def _handled(
         made, taken = ends.made[number], ends.taken[number]
         sender, receiver = _between(move, task)
         there = (made, taken) if made >= 0 else (ends.first.get(sender, -1), ends.first.get(receiver, -1))
-        if move.pattern is Pattern.ALL_REDUCE and move.pattern in collectives:
-            handed = (
-                traffic.handing.of_sum(len(move.devices), summed_bytes[task.key]) / 2
-            )  # at each end of a hop
+        is_collective = task.key[:-1] in ran.collectives
+        if not is_collective:
+            handed = _messages(move, task, traffic)
+        elif move.pattern is Pattern.ALL_REDUCE:  # at each end of a hop
+            handed = traffic.handing.of_sum(len(move.devices), summed_bytes[task.key]) / 2
         else:
-            handed = _messages(move, task, collectives, traffic)
+            handed = 1.0
         for end in there:
             if end >= 0:
                 messages[end] += handed
-        if move.pattern in collectives:
+        if is_collective:
             continue
         for transfer in move.transfers:
             if transfer.sender == sender and there[0] >= 0:
@@ -560,10 +559,8 @@ def _handled(
     return messages, parts
 
 
-def _messages(move: Move, task: Task, collectives: frozenset[Pattern], traffic: Traffic) -> float:
-    """The messages that a message, or the hop of a collective, is as much work as at each of its ends."""
-    if move.pattern in collectives:
-        return 1.0
+def _messages(move: Move, task: Task, traffic: Traffic) -> float:
+    """The messages that a message, or the hop of what is made of messages, is at each of its ends."""
     count = 1 if move.pattern is Pattern.TRANSFER else len(move.devices) - 1
     return count * traffic.handed(task.size_bytes // count)
 
