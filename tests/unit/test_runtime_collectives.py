@@ -10,7 +10,9 @@ import pytest
 import torch
 from oracles.ranks import Ranks
 from oracles.training import Recipe, assert_same, tiny, trained_by_ranks, trained_plainly
+from torch import Tensor, nn
 
+from soapstone.frontends.capture import capture
 from soapstone.graph import Graph
 from soapstone.machine import preset
 from soapstone.plans import simulation
@@ -20,6 +22,7 @@ from soapstone.runtime.linking import Links
 from soapstone.runtime.listing import listed
 from soapstone.runtime.trainer import Options
 from soapstone.runtime.weights import Weights
+from soapstone.search.baselines import data_parallel
 from soapstone.strategy.layout import layouts
 from soapstone.strategy.placement import placed
 from soapstone.strategy.strategy import Strategy
@@ -99,3 +102,42 @@ def test_ranks_that_rarely_meet_use_messages() -> None:
     moves, groups = chosen(simulated.tasks, (Pattern.ALL_GATHER,), [(3, 1, 2, 0)])
     assert groups == {(0, 1, 2, 3)}
     assert len(moves) == 2
+
+
+@pytest.mark.parametrize(("samples", "sharing"), [(8, 4), (6, 3)])
+def test_statistics_are_gathered_where_ranks_add_up_anyway(
+    samples: int, sharing: int, ranks: Ranks, tmp_path: Path
+) -> None:
+    """In one collective for all that share them; by gloo here, and in memory that ranks share."""
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4)).double()
+    batches = [(torch.randn(samples, 5).double() + 3.0,) for _ in range(STEPS)]
+    captured = capture(Mean(module), batches[0], "net")
+    strategy = data_parallel(captured.graph, preset(f"cpu:1x{DEVICES}"))
+    posted = patterns(strategy, DEVICES, frozenset(COLLECTIVES))
+    assert [each[Pattern.ALL_GATHER] for each in posted] == [2] * sharing + [0] * (DEVICES - sharing)
+    assert all(each[Pattern.TRANSFER] == 0 for each in posted)
+    recipe = Recipe(options=Options(collectives=COLLECTIVES))
+    plainly = trained_plainly(Mean(module), batches, recipe)
+    ours = trained_by_ranks(ranks, strategy, DEVICES, captured, Mean(module), batches, recipe, tmp_path)
+    assert_same(ours, plainly)
+    together = Ranks(DEVICES)
+    try:
+        shared = tmp_path / "shared"
+        shared.mkdir()
+        ours = trained_by_ranks(together, strategy, DEVICES, captured, Mean(module), batches, recipe, shared)
+    finally:
+        together.close()
+    assert_same(ours, plainly)
+
+
+class Mean(nn.Module):
+    """The mean square of what a module makes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.module(x)
+        return (made - x[:, :4]).square().mean()
