@@ -1,15 +1,15 @@
 """What the durations of a plan's tasks are made of, so that factors of them can be fitted to whole steps.
 
     duration = compute * seconds + overhead_s * operators + (m + message_s) * messages  of a compute task
-               + p * pieces + c * calls + wake_s where it needs something of another device
+               + p * pieces + c * calls + w + wake_s where it needs something of another device
              = wire / bandwidth + latency * latencies                                   of a message
 
 `seconds` are the profile's, `operators` the passes of operators in the task, `messages` those that it waits
 for or that wait for it (handing one over takes time of the device's own thread, `m` as measured), `pieces`
 those that are cut out of a tensor or put into one for it (which takes `p`, as measured), `calls` the calls of
-autograd that begin with it (`c`, as measured); `wire` is the time that the bytes alone take and `latencies`
-the rest (`traffic`). Which device waits for what is seen in the simulated timeline. The factors are
-`Calibration`'s.
+autograd that begin with it (`c`, as measured), `w` is what meeting another rank takes (`meeting`); `wire` is
+the time that the bytes alone take and `latencies` the rest (`traffic`). Which device waits for what is seen
+in the simulated timeline. The factors are `Calibration`'s.
 
 A GPU computes while its rank launches the next operators and sees to messages. So there a task is two: its
 kernels (`compute * seconds`), and launching them, by a thread that does so for one task after the other and
@@ -48,6 +48,7 @@ from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, Key, Task, TaskGraph
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import NO_CROWDING, ROUNDS, Crowding, crowded, under_way
 from soapstone.validation.handing import Handing
+from soapstone.validation.meeting import Meeting
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
 
 Floats = NDArray[np.float64]
@@ -90,6 +91,7 @@ class Parts:
     pieces: Floats
     calls: Floats
     meets: Floats
+    met_s: Floats
     handing: Handing
     wire_s: Floats
     latency_s: Floats
@@ -106,7 +108,7 @@ class Parts:
         )
         sent = self.wire_s / found.bandwidth + found.latency * self.latency_s
         if not self.launches_ahead:
-            return computed + handled + beside + sent
+            return computed + handled + self.met_s + beside + sent
         thread = found.launching * (self.launching_s + handled) + beside
         return np.concatenate([computed + sent, thread[self._computing]])
 
@@ -211,6 +213,9 @@ def parts_of(
     elif not shares_memory:
         kinds = _Kinds(~is_compute & ~is_sum, is_sum, flat[0][: len(full)], tasks.after)
         wire_s, latency_s = _in_traffic(wire_s, latency_s, seconds, kinds, traffic, among, simulated)
+    meets = _meets(plain, {*ran.led_by, *ran.left_out})
+    start_s, _ = simulated(seconds + handling_s + wire_s + latency_s)
+    met_s = _met_s(tasks, meets, start_s, traffic.meeting)
     return Parts(
         tasks,
         seconds,
@@ -219,7 +224,8 @@ def parts_of(
         messages,
         pieces,
         calls,
-        _meets(plain, {*ran.led_by, *ran.left_out}),
+        meets,
+        met_s,
         traffic.handing,
         wire_s,
         latency_s,
@@ -596,6 +602,20 @@ def _meets(tasks: TaskGraph, led: set[Key]) -> Floats:
             for task, after in zip(tasks.tasks, tasks.after, strict=True)
         ]
     )
+
+
+def _met_s(tasks: TaskGraph, meets: Floats, start_s: Floats, meeting: Meeting) -> Floats:
+    """What each task takes longer because its device meets another there, by what has passed on the device
+    since it last did, in a timeline. What has been there for a while counts as well: a task that found all
+    it needs was seen to take as much longer as one that waited."""
+    passed_s = np.zeros_like(meets)
+    last_s: dict[str, float] = {}
+    for number in np.argsort(start_s, kind="stable").tolist():
+        if meets[number]:
+            device = tasks.tasks[number].resource
+            passed_s[number] = start_s[number] - last_s.get(device, 0.0)
+            last_s[device] = float(start_s[number])
+    return meets * meeting.of(passed_s)
 
 
 def _carriers(tasks: TaskGraph, *, has_links: bool, sums_apart: bool) -> tuple[NDArray[np.int32], int]:

@@ -10,7 +10,7 @@ strategies, relative to what the machine says.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import log, sqrt
 
@@ -24,6 +24,7 @@ from soapstone.runtime.detecting import timed
 from soapstone.runtime.wire import Wire
 from soapstone.tasks.exchange import Pattern
 from soapstone.validation.handing import Handing, measured_handing, pieces_of
+from soapstone.validation.meeting import Meeting, measured_meeting
 
 MESSAGE_BYTES = 2**20, 12 * 2**20
 """[choice] A small and a large message: what the bytes between them take is asked for."""
@@ -49,7 +50,7 @@ class Traffic:
     number of ranks; the part of its time by which a sum delays a message and a message a sum, None where
     links carry both, one after the other; how much longer the bytes of a message take beyond those of a large
     one; the latency of messages, relative to the machine's; the largest piece in which messages go by belts,
-    0 where they go whole; and what all of this takes of the threads of ranks."""
+    0 where they go whole; what all of this takes of the threads of ranks; and what their meeting takes."""
 
     messages: tuple[float, ...] = (1.0,)
     sums: dict[int, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)
@@ -59,6 +60,7 @@ class Traffic:
     latency: float = 1.0
     piece_bytes: int = 0
     handing: Handing = field(default_factory=Handing)
+    meeting: Meeting = field(default_factory=Meeting)
 
     def handed(self, size_bytes: int) -> float:
         """How many messages of one piece a message of this size is as much work as, at each of its ends."""
@@ -99,8 +101,11 @@ AS_THE_MACHINE_SAYS = Traffic()
 
 def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
     """Messages and sums among the ranks of a computer, all of which ask at once; the same on every rank."""
-    if wire.size == 1 or len(machine.nodes) > 1:
+    if wire.size == 1:
         return AS_THE_MACHINE_SAYS
+    meeting = measured_meeting(wire) if wire.device.type == "cpu" else Meeting()
+    if len(machine.nodes) > 1:
+        return Traffic(meeting=meeting)
     messages = [_messages(wire, machine, busy) for busy in range(1, wire.size + 1)]
     counts = sorted({2, max(2, wire.size // 2), wire.size})
     wire.prepare([range(count) for count in counts])
@@ -116,13 +121,15 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
         _latency(wire, machine, handing.message_s) if are_apart else 1.0,
         0 if wire.belts is None else wire.belts.piece_bytes,
         handing,
+        meeting,
     )
 
 
 def between(first: Traffic, second: Traffic) -> Traffic:
     """What lies between two measurements, of which both hold in part: before and after the strategies."""
+    meeting = first.meeting.between(second.meeting)
     if not first.sums:
-        return first
+        return replace(first, meeting=meeting)
 
     def mean(a: float, b: float) -> float:
         return _digits(sqrt(a * b))
@@ -144,6 +151,7 @@ def between(first: Traffic, second: Traffic) -> Traffic:
         mean(first.latency, second.latency),
         first.piece_bytes,
         first.handing.between(second.handing),
+        meeting,
     )
 
 
