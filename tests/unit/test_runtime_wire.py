@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from soapstone.ops.box import whole
 from soapstone.runtime.actions import Action, ReportLoss, SumGradients
 from soapstone.runtime.buckets import bucketed
 from soapstone.runtime.weights import Piece
+from soapstone.runtime.wire import Carried, Slot, Wire
 from soapstone.tasks.buckets import FIRST_BYTES
 
 
@@ -87,3 +89,28 @@ def test_gradients_of_the_same_ranks_share_buckets_in_one_order() -> None:
         (4, ["w1", "w3", "w4"]),
         (5, ["w2", "w5"]),
     ]
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_parts_of_what_gpus_carry_are_reached_where_somebody_wants_to_know(is_asked: bool) -> None:
+    """A thread that only launches what comes after them does not wait; a recorded step does."""
+    told: list[str] = []
+
+    class Lanes:
+        def reach(self, mark: object, timeout_s: float) -> None:
+            del mark, timeout_s
+            told.append("reached")
+
+        def hold_back(self) -> None:
+            told.append("held back")
+
+    def noted(name: str) -> Callable[[], None]:
+        return lambda: told.append(name)
+
+    lanes = cast(Any, Lanes())
+    shared = Carried(Wire(), lanes, lanes, torch.arange(4.0), "a sum")
+    slots = [Slot(shared, slice(0, 2), (2,)), Slot(shared, slice(2, 4), (2,))]
+    for number, slot in enumerate(slots):
+        slot.on_done = noted(f"part {number}") if is_asked else None
+    assert [cast(torch.Tensor, slot.wait()).tolist() for slot in slots] == [[0.0, 1.0], [2.0, 3.0]]
+    assert told == (["reached", "held back", "part 0", "part 1"] if is_asked else ["held back"])

@@ -343,8 +343,8 @@ class Links:
         found: dict[int, list[tuple[int, int, Outlet | Arrival, Box]]] = {}
         for m, move in enumerate(exchange.moves):
             pattern = move.pattern if (key, m) in self.collectives else Pattern.TRANSFER
-            if departure is not Departure and pattern is Pattern.ALL_REDUCE:
-                pattern = Pattern.ALL_GATHER  # statistics are merged and not added
+            if departure is not Departure:  # statistics are merged and not added
+                pattern = Pattern.ALL_GATHER if pattern is Pattern.ALL_REDUCE else Pattern.TRANSFER
             ports = Ports(pattern=pattern, ranks=move.devices)
             for tag, part in enumerate(move.transfers, self._numbers[key, m]):
                 if part.receiver == self.rank:

@@ -54,6 +54,10 @@ _WAITED, _FAILED = "soapstone/waited/", "soapstone/failed/"
 _NOTHING = torch.empty(0)
 
 
+def _nothing() -> None:
+    """What is to be done when something is there, where that it is there is enough."""
+
+
 class Pending:
     """A message or collective under way; `wait` gives the tensor that it brings."""
 
@@ -225,6 +229,8 @@ class Slot:
 
     def wait(self) -> Tensor | None:
         """The part, once it is there."""
+        if self.on_done is not None and self.shared.on_done is None:
+            self.shared.on_done = _nothing  # somebody wants to know when it is there
         whole = self.shared.once()
         if self.on_done is not None:
             self.on_done()
