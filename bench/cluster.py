@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -242,6 +243,7 @@ def main() -> None:
     if options.as_rank:
         as_rank(options)
         return
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # namespaces are removed then too
     everything = {}
     for rate in options.rates:
         with namespaces(rate) as names, TemporaryDirectory() as folder:
