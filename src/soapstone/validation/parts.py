@@ -36,27 +36,33 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.launching import Launches
 from soapstone.cost.work import Work
 from soapstone.machine import DeviceKind, Machine
-from soapstone.ops.box import intersection, volume
 from soapstone.plans import Plan
 from soapstone.runtime.as_run import AsRun, as_run
 from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
-from soapstone.tasks.exchange import Exchange, Move, Pattern, Transfer
+from soapstone.tasks.exchange import Pattern
 from soapstone.tasks.passes import recosted
-from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, Key, Task, TaskGraph, TaskKind
+from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, Key, TaskGraph, TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import NO_CROWDING, ROUNDS, Crowding, crowded, under_way
+from soapstone.validation.ends import (
+    copied_by_devices,
+    devices_between,
+    ends_of,
+    handed_over,
+    meets_of,
+    met_s_of,
+    move_of,
+    summed_bytes,
+)
 from soapstone.validation.handing import Handing
-from soapstone.validation.meeting import Meeting
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
 
 Floats = NDArray[np.float64]
 
 BUS_ROUNDS = 8
 """[choice] How often times and what else is under way are worked out from each other, each time half way."""
-
-LOCAL = True
 
 ADDED_BYTES_PER_BYTE = 3.0
 """[choice] Adding one gradient to another reads both and writes one."""
@@ -162,14 +168,14 @@ def parts_of(
     latency_s = np.where(is_compute, 0.0, full - wire_s)
     for key in ran.left_out:
         wire_s[plain.ids[key]] = latency_s[plain.ids[key]] = 0.0
-    ends = _ends(plain, timeline, machine)
+    ends = ends_of(plain, timeline, machine)
     is_sum = np.array([task.kind is TaskKind.ALL_REDUCE for task in plain.tasks])
     of_bytes, among, of_latency = _sum_factors(plain, ran.led_by, traffic)
     of_size = np.array([traffic.of_message(task.size_bytes) for task in plain.tasks])
     wire_s *= np.where(is_sum, of_bytes, of_size * (1.0 if on_a_bus else traffic.messages[0]))
     latency_s *= np.where(is_sum, of_latency, traffic.latency)
     if shares_memory:
-        wire_s = _copied_by_devices(plain, ends, wire_s)
+        wire_s = copied_by_devices(plain, ends, wire_s)
     for member, leader in ran.led_by.items():
         a, b = plain.ids[member], plain.ids[leader]
         wire_s[b] += wire_s[a]
@@ -190,7 +196,7 @@ def parts_of(
         most_ahead = _most_ahead(ran, launching_s * crowding.launching[-1], crowding.ahead_s)
         flat = _with_launching(tasks, flat, most_ahead, awaits_messages=not on_a_bus)
 
-    messages, pieces = _handled(plain, ends, ran, traffic)
+    messages, pieces = handed_over(plain, ends, ran, traffic)
     calls = np.array([float(task.key in ran.begins) for task in plain.tasks])
     own = traffic.handing
     handling_s = own.message_s * messages + own.part_s * pieces + own.call_s * calls
@@ -213,9 +219,9 @@ def parts_of(
     elif not shares_memory:
         kinds = _Kinds(~is_compute & ~is_sum, is_sum, flat[0][: len(full)], tasks.after)
         wire_s, latency_s = _in_traffic(wire_s, latency_s, seconds, kinds, traffic, among, simulated)
-    meets = _meets(plain, {*ran.led_by, *ran.left_out})
+    meets = meets_of(plain, {*ran.led_by, *ran.left_out})
     start_s, _ = simulated(seconds + handling_s + wire_s + latency_s)
-    met_s = _met_s(tasks, meets, start_s, traffic.meeting)
+    met_s = met_s_of(tasks, meets, start_s, traffic.meeting)
     return Parts(
         tasks,
         seconds,
@@ -399,7 +405,7 @@ def _flows(tasks: TaskGraph) -> Floats:
     found = np.ones(len(tasks.tasks))
     for number, task in enumerate(tasks.tasks):
         if task.kind not in COMPUTE_KINDS:
-            move = _move(tasks, task)
+            move = move_of(tasks, task)
             is_one = move.pattern is Pattern.TRANSFER
             found[number] = len(move.devices) - (task.kind is not TaskKind.ALL_REDUCE) if not is_one else 1
     return found
@@ -434,188 +440,13 @@ def _sum_factors(
     that lead it; the part of that which it takes among other sums; and how much longer its latency is. One
     for all else."""
     of_bytes, among, of_latency = np.ones((3, len(tasks.tasks)))
-    for key, whole_bytes in _summed_bytes(tasks, led_by).items():
+    for key, whole_bytes in summed_bytes(tasks, led_by).items():
         number = tasks.ids[key]
-        count = len(_move(tasks, tasks.tasks[number]).devices)
+        count = len(move_of(tasks, tasks.tasks[number]).devices)
         of_bytes[number], with_others = traffic.of_sum(count, whole_bytes)
         among[number] = with_others / of_bytes[number]
         of_latency[number] = traffic.latency_of_sum(count)
     return of_bytes, among, of_latency
-
-
-def _summed_bytes(tasks: TaskGraph, led_by: Mapping[Key, Key]) -> Mapping[Key, int]:
-    """For each hop of a sum the bytes of that sum, together with those that it leads or that lead it."""
-    moved: dict[Key, int] = {}
-    counts: dict[Key, int] = {}
-    for task in tasks.tasks:
-        if task.kind is TaskKind.ALL_REDUCE:
-            counts[task.key] = len(_move(tasks, task).devices)
-            leader = led_by.get(task.key, task.key)
-            moved[leader] = moved.get(leader, 0) + task.size_bytes
-    return {key: moved[led_by.get(key, key)] * n // (2 * (n - 1)) for key, n in counts.items()}
-
-
-@dataclass(frozen=True)
-class _Ends:
-    """For each message, by number, the last task that makes what is sent on the device that sends it, and the
-    first that needs it on the device that it comes to; -1 where no task of a device does. And the first task
-    of each device."""
-
-    made: Mapping[int, int]
-    taken: Mapping[int, int]
-    first: Mapping[int, int]
-
-
-def _ends(tasks: TaskGraph, timeline: Timeline, machine: Machine) -> _Ends:
-    """The ends of messages; `tasks` are as they were built, so that each sum has its own."""
-    start_s = timeline.start_s
-    resources = [device.name for device in machine.devices]
-    needed_by: dict[int, list[int]] = {}
-    for number, after in enumerate(tasks.after):
-        for before in after:
-            needed_by.setdefault(before, []).append(number)
-
-    def on(device: int, numbers: Sequence[int]) -> list[int]:
-        own = [n for n in numbers if tasks.tasks[n].resource == resources[device]]
-        return sorted((n for n in own if tasks.tasks[n].kind in COMPUTE_KINDS), key=lambda n: start_s[n])
-
-    made: dict[int, int] = {}
-    taken: dict[int, int] = {}
-    for number, task in enumerate(tasks.tasks):
-        if task.kind not in COMPUTE_KINDS:
-            sender, receiver = _between(_move(tasks, task), task)
-            made[number] = next(reversed(on(sender, tasks.after[number])), -1)
-            taken[number] = next(iter(on(receiver, needed_by.get(number, []))), -1)
-    everything = range(len(tasks.tasks))
-    first = {device: next(iter(on(device, everything)), -1) for device in range(len(resources))}
-    return _Ends(made, taken, first)
-
-
-def _move(tasks: TaskGraph, task: Task) -> Move:
-    return tasks.exchanges[task.key[:-2]].moves[task.key[-2]]
-
-
-def _copied_by_devices(tasks: TaskGraph, ends: _Ends, wire_s: Floats) -> Floats:
-    """The time of bytes, with the tasks of the devices that copy them: half where they are sent, half where
-    they are taken. Where what comes is put together with what is there, that is copied too."""
-    found = np.zeros_like(wire_s)
-    seen: set[tuple[Key, int]] = set()
-    for number in np.flatnonzero(wire_s).tolist():
-        task, both = tasks.tasks[number], [ends.made[number], ends.taken[number]]
-        there = [end for end in both if end >= 0] or [number]
-        for end in there:
-            found[end] += wire_s[number] / len(there)
-        move = _move(tasks, task)
-        if move.pattern is not Pattern.ALL_REDUCE and ends.taken[number] >= 0:
-            own, count = tasks.exchanges[task.key[:-2]], len(move.devices)
-            _, receiver = _between(move, task)
-            sinks = {(task.key[:-2], sink) for sink in move.sinks if own.sinks[sink].device == receiver}
-            elements = sum(_local(own, sink) for _, sink in sinks - seen)
-            seen |= sinks
-            found[ends.taken[number]] += wire_s[number] / 2 * elements / max(1, move.elements * (count - 1))
-    return found
-
-
-def _local(exchange: Exchange, sink: int) -> int:
-    """The elements of a sink that are on its device already."""
-    boxes = [
-        intersection(exchange.sources[i].box, exchange.sinks[sink].box)
-        for i, k in exchange.local
-        if k == sink
-    ]
-    return sum(volume(box) for box in boxes if box is not None)
-
-
-def _handled(tasks: TaskGraph, ends: _Ends, ran: AsRun, traffic: Traffic) -> tuple[Floats, Floats]:
-    """For each compute task, the messages that it hands over or takes, a collective being one of them and one
-    that goes in pieces more than one; and how many are cut out of a tensor for that, or put into one. What
-    no task makes (weights) is handed over at the beginning, on both sides."""
-    messages, parts = np.zeros((2, len(tasks.tasks)))
-    contributions = {key: _contributions(exchange) for key, exchange in tasks.exchanges.items()}
-    summed_bytes = _summed_bytes(tasks, ran.led_by)
-    joined: set[tuple[Key, int]] = set()
-    for number, task in enumerate(tasks.tasks):
-        if task.kind in COMPUTE_KINDS or task.key in ran.led_by or task.key in ran.left_out:
-            continue
-        move, exchange = _move(tasks, task), tasks.exchanges[task.key[:-2]]
-        made, taken = ends.made[number], ends.taken[number]
-        sender, receiver = _between(move, task)
-        there = (made, taken) if made >= 0 else (ends.first.get(sender, -1), ends.first.get(receiver, -1))
-        is_collective = task.key[:-1] in ran.collectives
-        if not is_collective:
-            handed = _messages(move, task, traffic)
-        elif move.pattern is Pattern.ALL_REDUCE:  # at each end of a hop
-            handed = traffic.handing.of_sum(len(move.devices), summed_bytes[task.key]) / 2
-        else:
-            handed = 1.0
-        for end in there:
-            if end >= 0:
-                messages[end] += handed
-        if is_collective:
-            continue
-        for transfer in move.transfers:
-            if transfer.sender == sender and there[0] >= 0:
-                parts[there[0]] += len(transfer.sources) > 1 or not _is_whole(exchange, transfer)
-            if transfer.receiver == receiver and taken >= 0:
-                own = contributions[task.key[:-2]]
-                several = [sink for sink in transfer.sinks if len(own[sink]) > 1]
-                new = {(task.key[:-2], sink) for sink in several} - joined
-                joined |= new
-                parts[taken] += len(several) + sum(own[sink].count(LOCAL) for _, sink in new)
-    return messages, parts
-
-
-def _messages(move: Move, task: Task, traffic: Traffic) -> float:
-    """The messages that a message, or the hop of what is made of messages, is at each of its ends."""
-    count = 1 if move.pattern is Pattern.TRANSFER else len(move.devices) - 1
-    return count * traffic.handed(task.size_bytes // count)
-
-
-def _is_whole(exchange: Exchange, transfer: Transfer) -> bool:
-    return all(exchange.sources[i].box == transfer.box for i in transfer.sources)
-
-
-def _contributions(exchange: Exchange) -> Mapping[int, list[bool]]:
-    """Of what each sink is put together, and whether that is on its device already."""
-    found: dict[int, list[bool]] = {}
-    for _, sink in exchange.local:
-        found.setdefault(sink, []).append(LOCAL)
-    for move in exchange.moves:
-        for transfer in move.transfers:
-            for sink in transfer.sinks:
-                found.setdefault(sink, []).append(not LOCAL)
-    return found
-
-
-def _between(move: Move, task: Task) -> tuple[int, int]:
-    """The devices that a message, or the hop of a collective, goes from and to."""
-    hop = task.key[-1]
-    return move.devices[hop], move.devices[(hop + 1) % len(move.devices)]
-
-
-def _meets(tasks: TaskGraph, led: set[Key]) -> Floats:
-    """One for each forward or backward task that needs something of another device."""
-    is_come = [task.kind not in COMPUTE_KINDS and task.key not in led for task in tasks.tasks]
-    return np.array(
-        [
-            float(task.kind in (TaskKind.FORWARD, TaskKind.BACKWARD) and any(is_come[i] for i in after))
-            for task, after in zip(tasks.tasks, tasks.after, strict=True)
-        ]
-    )
-
-
-def _met_s(tasks: TaskGraph, meets: Floats, start_s: Floats, meeting: Meeting) -> Floats:
-    """What each task takes longer because its device meets another there, by what has passed on the device
-    since it last did, in a timeline. What has been there for a while counts as well: a task that found all
-    it needs was seen to take as much longer as one that waited."""
-    passed_s = np.zeros_like(meets)
-    last_s: dict[str, float] = {}
-    for number in np.argsort(start_s, kind="stable").tolist():
-        if meets[number]:
-            device = tasks.tasks[number].resource
-            passed_s[number] = start_s[number] - last_s.get(device, 0.0)
-            last_s[device] = float(start_s[number])
-    return meets * meeting.of(passed_s)
 
 
 def _carriers(tasks: TaskGraph, *, has_links: bool, sums_apart: bool) -> tuple[NDArray[np.int32], int]:
@@ -643,7 +474,7 @@ def _lanes(tasks: TaskGraph, devices: int) -> tuple[NDArray[np.int32], int]:
         if task.kind in COMPUTE_KINDS:
             found.append(numbers[task.resource])
             continue
-        sender, receiver = _between(_move(tasks, task), task)
+        sender, receiver = devices_between(move_of(tasks, task), task)
         is_sum = task.kind is TaskKind.ALL_REDUCE
         found.append(count + sender * (devices + 1) + (devices if is_sum else receiver))
     return np.array(found, dtype=np.int32), count + devices * (devices + 1)
