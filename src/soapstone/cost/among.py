@@ -1,9 +1,10 @@
-"""Launching operators on a GPU one after the other, as a step does: what that takes, and how far ahead of the
-GPU a thread can be."""
+"""Operators one after the other, as a step has them, and not one of them over and over again: what each takes
+on a CPU, what launching them takes on a GPU, and how far ahead of the GPU a thread can be."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -20,9 +21,11 @@ when it has to wait for that."""
 
 
 class Launchable(Protocol):
-    """An operator that can be launched."""
+    """An operator that can be launched; `wanted` are the operands whose gradients it has."""
 
     has_backward: bool
+    traced: bool
+    wanted: list[int]
 
     def leaves(self) -> list[Any]:
         """Operands to launch it with."""
@@ -37,6 +40,36 @@ def ahead_s(runs: Sequence[Launchable]) -> float | None:
     own = [each for each in runs if not _waits_for_its_gpu(each)]
     found = sorted(_still_s(own) for _ in range(TRIES)) if own else []
     return found[len(found) // 2] if found and found[-1] < STILL_S / 2 else None
+
+
+def passes_s(runs: Sequence[Launchable], clock: Callable[[], float]) -> tuple[list[float], list[float]]:
+    """Seconds of each operator on a CPU, forward and backward: all forward passes one after the other, and
+    all backward passes in one call of autograd. What the call takes before its first gradient belongs to
+    none."""
+    import torch
+
+    given = [own.leaves() for own in runs]
+    forward_s, backward_s, made = [], [0.0] * len(runs), []
+    for own, operands in zip(runs, given, strict=True):
+        start_s = clock()
+        with torch.set_grad_enabled(own.traced):
+            made.append(own.forward(operands))
+        forward_s.append(clock() - start_s)
+    roots, done = [], list[tuple[int, float]]()
+    for number, (own, operands, outputs) in enumerate(zip(runs, given, made, strict=True)):
+        if own.has_backward:
+            roots += [out for out in outputs if out is not None and out.requires_grad]
+            for operand in (operands[i] for i in own.wanted if operands[i] is not None):
+                operand.register_post_accumulate_grad_hook(
+                    lambda _, number=number: done.append((number, clock()))
+                )
+    if roots:
+        torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+    for (_, before_s), (number, now_s) in pairwise(done):
+        backward_s[number] += now_s - before_s
+    if done:
+        backward_s[done[0][0]] = 0.0  # of which a part is the call's
+    return forward_s, backward_s
 
 
 def in_turn_s(runs: Sequence[Launchable]) -> float:

@@ -22,12 +22,13 @@ from statistics import median, quantiles
 from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any
 
-from soapstone.cost.among import CYCLES_PER_S, ahead_s, in_turn_s
+from soapstone.cost.among import CYCLES_PER_S, ahead_s, in_turn_s, passes_s
 from soapstone.cost.candidates import Candidate
 from soapstone.cost.profile import Launched, Measured, OpKey, Profile, Updated, key_of
 from soapstone.cost.watch import Watch
 from soapstone.cost.work import Work
 from soapstone.errors import CostError, SoapstoneError
+from soapstone.graph import Role
 from soapstone.machine.device import KINDS
 from soapstone.machine.heap import keep_freed_memory
 from soapstone.ops.box import shape_of
@@ -183,6 +184,22 @@ class Profiler:
             return runs.again
         return None
 
+    def in_turn(self, candidates: Iterable[Candidate]) -> tuple[list[Candidate], InTurn]:
+        """Those of some candidates that can be run, and a function that runs them on a CPU one after the
+        other, as a step does, and tells the seconds of each, forward and backward. They read the same weights
+        where their nodes do."""
+        kept: list[Candidate] = []
+        runs: list[_Runs] = []
+        weights: dict[tuple[Any, ...], Any] = {}
+        for candidate in candidates:
+            with contextlib.suppress(*_FAILURES):
+                own = _Runs(candidate, self.device)
+                own.share(weights)
+                own.prepare()
+                runs.append(own)
+                kept.append(candidate)
+        return kept, lambda: passes_s(runs, self.device.clock)
+
     def launching_among(self, candidates: Iterable[Candidate]) -> tuple[float, float | None]:
         """How much longer launching takes on a GPU where one operator follows another, as in a step, than
         where one of them is launched over and over again, as it is measured; and for how long a thread
@@ -275,13 +292,17 @@ class Again:
     kernels_s: float | None = None
 
 
+InTurn = Callable[[], tuple[list[float], list[float]]]
+"""Runs operators one after the other, and tells what each takes, forward and backward."""
+
+
 class _Runs:
     """One candidate's operands, and how to run it forward and backward many times."""
 
     def __init__(self, candidate: Candidate, device: Device) -> None:
         import torch
 
-        self.torch, self.device = torch, device
+        self.torch, self.device, self._candidate = torch, device, candidate
         self._runs = 1
         self._asked_s = (0.0, 0.0)
         graph, node, box = candidate.graph, candidate.node, candidate.box
@@ -319,6 +340,15 @@ class _Runs:
         if kind.is_complex:
             return torch.rand(shape, device=place).to(kind)
         return torch.randint(below, shape, device=place, dtype=kind)
+
+    def share(self, weights: dict[tuple[Any, ...], Any]) -> None:
+        """Read the weights that others read, where they have the same part of one; others will read these."""
+        graph, node = self._candidate.graph, self._candidate.node
+        for i, name in enumerate(node.operands):
+            if isinstance(name, str) and graph.value(name).role is Role.WEIGHT:
+                own = self.operands[i]
+                key = (name, None if own is None else own.shape)
+                self.operands[i] = weights.setdefault(key, own)
 
     def measured(self) -> tuple[list[float], list[float]]:
         """Seconds of a run in each batch, forward and backward; no backward where there is none."""

@@ -23,8 +23,10 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.candidates import Candidate
 from soapstone.cost.profile import Profile
 from soapstone.cost.profiler import BATCH_S, Again, Device, Profiler
+from soapstone.cost.work import Work
 from soapstone.machine import DeviceKind
 from soapstone.runtime.wire import Wire
+from soapstone.validation.in_step import InStep
 
 Floats = NDArray[np.float64]
 
@@ -52,16 +54,23 @@ Run = Callable[[], Again]
 class Crowding:
     """What operators take with 1, 2, ... ranks at work, relative to what the profiler's clock tells with all
     of them at work: in general, and some by name; and the same of launching. `ahead_s` is for how long a
-    thread launches before it has to wait until its GPU has done the first of that, if it ever has to."""
+    thread launches before it has to wait until its GPU has done the first of that, if it ever has to.
+    `in_step` is what passes take longer in a step, with 1, 2, ... ranks at work, if that was measured."""
 
     usual: tuple[float, ...] = (1.0,)
     operators: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     launching: tuple[float, ...] = (1.0,)
     ahead_s: float | None = None
+    in_step: tuple[InStep, ...] = ()
 
     def of(self, op_name: str) -> tuple[float, ...]:
         """An operator's."""
         return self.operators.get(op_name, self.usual)
+
+    def seconds(self, work: Work, own_s: float, busy: int) -> float:
+        """What a pass, which takes so long by the profiler's clock, takes with so many ranks at work."""
+        seconds = own_s * self.of(work.op_name)[busy - 1]
+        return seconds + self.in_step[busy - 1].of(work, seconds) if self.in_step else seconds
 
 
 NO_CROWDING = Crowding()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from time import monotonic
 from typing import Any
 
@@ -18,6 +18,7 @@ from soapstone.cost.launching import Launches
 from soapstone.cost.measured import MeasuredCosts
 from soapstone.cost.profile import Profile
 from soapstone.cost.profiler import Profiler, device_at_hand, prepare
+from soapstone.cost.work import Work
 from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.plans import Plan, planned
@@ -28,6 +29,7 @@ from soapstone.strategy.strategy import Strategy
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import Crowding, eased, measured_crowding, one_of_each, standing_for_all
 from soapstone.validation.drawing import FOUND, Drawn, found_anew
+from soapstone.validation.in_step import InStep, measured_in_step, operators_in_turn
 from soapstone.validation.parts import Parts, parts_of
 from soapstone.validation.rehearsing import Inside
 from soapstone.validation.traffic import Traffic
@@ -81,11 +83,24 @@ class Measuring:
         self._measured += todo[:done]
         self._profile = shared_profile(self._profiler.profile, self._wire)
 
-    def crowding(self) -> Crowding:
-        """What ranks take from each other."""
+    def crowding(self, strategy: Strategy) -> Crowding:
+        """What ranks take from each other; in steps, as they are under this strategy."""
         runs = standing_for_all(self._profiler, self._measured, self.costs, self._kind)
         in_turn, ahead_s = self._profiler.launching_among(one_of_each(self._measured))
-        return measured_crowding(self._device, self._wire, runs, in_turn, ahead_s)
+        found = measured_crowding(self._device, self._wire, runs, in_turn, ahead_s)
+        return found if self._device.is_cuda else replace(found, in_step=self._in_step(strategy, found))
+
+    def _in_step(self, strategy: Strategy, crowding: Crowding) -> tuple[InStep, ...]:
+        costs, kind = self.costs, self._kind
+
+        def with_busy(busy: int) -> Callable[[Work], float]:
+            return lambda work: crowding.seconds(work, costs.compute_s(work, kind), busy)
+
+        levels = [with_busy(busy) for busy in range(1, self._wire.size + 1)]
+        todo, in_turn = self._profiler.in_turn(operators_in_turn(strategy, levels[-1]))
+        told = self._wire.told_by_all(json.dumps(len(todo)), "operators in turn")
+        same = len(set(told)) == 1  # what one of them cannot run is another on each
+        return measured_in_step(self._wire, todo if same else [], in_turn, levels)
 
     def found_anew(
         self, found: Sequence[Drawn], graph: Graph, seed: int, crowding: Crowding, traffic: Traffic

@@ -208,7 +208,7 @@ def parts_of(
         return start_s[:count], end_s[:count]
 
     levels_s = np.outer(crowding.usual, own_s)
-    if crowding.operators:
+    if crowding.operators or crowding.in_step:
         levels_s = _crowded_apart(plain, strategy, machine, costs, launches, crowding)
     levels_s += np.outer(crowding.usual, _adding_s(plain, timeline, machine, costs))
     seconds, busy = crowded(levels_s, wire_s + latency_s, is_compute, simulated)
@@ -283,7 +283,7 @@ def _crowded_apart(
     def at(level: int) -> _Counting:
         def of_pass(work: Work) -> float:
             own_s = costs.compute_s(work, kind) if launches is None else launches.of(work).kernels_s
-            return own_s * crowding.of(work.op_name)[level]
+            return crowding.seconds(work, own_s, level + 1)
 
         return _Counting(of_pass, lambda *update: costs.update_s(*update) * crowding.usual[level])
 

@@ -80,7 +80,8 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
         with settled_objects():  # as steps are run
             measuring = Measuring(machine, wanted.budget_s, wire, show)
             measuring.strategies(found)
-            crowding, traffic = measuring.crowding(), measured_traffic(wire, machine)
+            crowding = measuring.crowding(found[0].strategy)
+            traffic = measured_traffic(wire, machine)
             found = measuring.found_anew(found, graph, wanted.seed, crowding, traffic)
             costs, inside, told = measuring.costs, measuring.inside(), measuring.told(crowding)
     plans = [run_plan(each, machine, costs) for each in found]

@@ -1,0 +1,161 @@
+"""What operators take longer in a step than over and over again.
+
+An operator that is measured runs many times in a row: its weights are in the caches of its cores, and so are
+the interpreter's own structures. In a step hundreds of others come in between, on all ranks at once. So the
+operators of a strategy are run one after the other, forward and then backward, as a step does, by one rank
+and by all, and what they take beyond what was measured is put down to each pass, to each byte that it
+touches, and to its time ([measured] two ranks of one Arm core: 50 us a pass, together 0 to 4 % of the time).
+
+On GPUs the kernels of a step follow each other as measured ones do, and what launching them takes longer is
+measured elsewhere (`cost.among`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from soapstone.cost.candidates import Candidate
+from soapstone.cost.profiler import InTurn
+from soapstone.cost.work import Work
+from soapstone.runtime.wire import Wire
+from soapstone.strategy.strategy import Strategy
+
+Floats = NDArray[np.float64]
+
+ROUNDS, WARM_UP = 6, 2
+"""[choice] How often all operators have their turn, and how often before that."""
+
+LONGEST_S = 0.25
+"""[choice] Operators are left out, evenly, until one round takes no longer."""
+
+FEWEST = 8
+"""[choice] With fewer passes than this nothing is told apart."""
+
+LEAST_S = 2e-5
+"""[choice] Passes are weighed by what they take, no pass as if it took less."""
+
+DOUBT = 0.25
+"""[choice] That times as such are as measured is believed as if so many of all passes had said so: passes with
+many bytes take long, and what is the bytes' could be said to be the time's, and the other way round."""
+
+
+@dataclass(frozen=True)
+class Longer:
+    """What a pass takes longer: so many seconds, and seconds for each byte that it touches and for each
+    second that it takes."""
+
+    pass_s: float = 0.0
+    byte_s: float = 0.0
+    share: float = 0.0
+
+    def of(self, work: Work, seconds: float) -> float:
+        """What this pass, which takes so long over and over again, takes longer."""
+        return max(-seconds, self.pass_s + self.byte_s * work.size_bytes + self.share * seconds)
+
+
+@dataclass(frozen=True)
+class InStep:
+    """The same of forward and of backward passes."""
+
+    forward: Longer = field(default_factory=Longer)
+    backward: Longer = field(default_factory=Longer)
+
+    def of(self, work: Work, seconds: float) -> float:
+        """What this pass, which takes so long over and over again, takes longer."""
+        return (self.backward if work.is_backward else self.forward).of(work, seconds)
+
+
+def operators_in_turn(strategy: Strategy, seconds_of: Callable[[Work], float]) -> list[Candidate]:
+    """The operators of one of a strategy's devices in turn, or as many as there is time for."""
+    found = [
+        Candidate(strategy.graph, node, row[0])
+        for layout in strategy.layouts.values()
+        for node, row in zip(layout.block.nodes, layout.boxes, strict=True)
+        if row
+    ]
+    found = [each for each in found if each.works]
+    round_s = sum(seconds_of(work) for each in found for work in each.works)
+    return found[:: max(1, round(round_s / LONGEST_S))]
+
+
+def measured_in_step(
+    wire: Wire, todo: Sequence[Candidate], in_turn: InTurn, seconds_of: Sequence[Callable[[Work], float]]
+) -> tuple[InStep, ...]:
+    """What passes take longer in a step for 1, 2, ... ranks at work, the same on every rank. `in_turn` runs
+    `todo` one after the other; `seconds_of` says for 1, 2, ... ranks what a pass takes over and over."""
+    if wire.size == 1 or not todo:
+        return ()
+    one, everyone = (_at_work(wire, busy, todo, in_turn, seconds_of[busy - 1]) for busy in (1, wire.size))
+    return tuple(_between(one, everyone, (busy - 1) / (wire.size - 1)) for busy in range(1, wire.size + 1))
+
+
+def _at_work(
+    wire: Wire, busy: int, todo: Sequence[Candidate], in_turn: InTurn, seconds_of: Callable[[Work], float]
+) -> InStep:
+    """What passes take longer while so many ranks are at it: the mean of these."""
+    found = []
+    for number in range(ROUNDS + WARM_UP):
+        wire.meet("operators in turn")
+        if wire.rank < busy:
+            own = in_turn()
+            found += [own] if number >= WARM_UP else []
+    passes: list[list[float]] = [[], []]
+    if found:
+        passes = [[median(each) for each in zip(*rounds, strict=True)] for rounds in zip(*found, strict=True)]
+    told = [json.loads(each) for each in wire.told_by_all(json.dumps(passes), "operators in turn")[:busy]]
+    whole = np.mean(np.array(told), axis=0)
+    return InStep(
+        longer([each.forward for each in todo], whole[0], seconds_of),
+        longer([each.backward for each in todo], whole[1], seconds_of),
+    )
+
+
+def longer(
+    works: Sequence[Work | None], taken_s: Sequence[float], seconds_of: Callable[[Work], float]
+) -> Longer:
+    """What passes take longer than they do over and over again, by what they took; no time tells nothing."""
+    rows = [
+        (1.0, float(work.size_bytes), seconds_of(work), seen_s)
+        for work, seen_s in zip(works, taken_s, strict=True)
+        if work is not None and seen_s > 0
+    ]
+    if len(rows) < FEWEST:
+        return Longer()
+    told = np.array(rows)
+    of_pass, of_bytes, own_s, seen = told.T
+    weight = 1.0 / np.maximum(own_s, LEAST_S)
+    columns = np.stack([of_pass, of_bytes, own_s], axis=1) * weight[:, None]
+    columns = np.vstack([columns, [0.0, 0.0, sqrt(DOUBT * len(rows))]])
+    wanted = np.append((seen - own_s) * weight, 0.0)
+    kept = [0, 1, 2]
+    while True:  # nothing is faster for being one of many, or for its bytes
+        solved, *_ = np.linalg.lstsq(columns[:, kept], wanted, rcond=None)
+        factors = dict(zip(kept, solved.tolist(), strict=True))
+        below = [i for i in kept if i < 2 and factors[i] < 0]
+        if not below:
+            break
+        kept = [i for i in kept if i not in below]
+    return Longer(*(_digits(factors.get(i, 0.0)) for i in range(3)))
+
+
+def _between(one: InStep, everyone: InStep, part: float) -> InStep:
+    def mean(a: Longer, b: Longer) -> Longer:
+        return Longer(
+            *(
+                _digits((1 - part) * getattr(a, name) + part * getattr(b, name))
+                for name in ("pass_s", "byte_s", "share")
+            )
+        )
+
+    return InStep(mean(one.forward, everyone.forward), mean(one.backward, everyone.backward))
+
+
+def _digits(number: float) -> float:
+    return float(f"{number:.3g}")
