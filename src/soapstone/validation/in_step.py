@@ -42,8 +42,8 @@ LEAST_S = 2e-5
 """[choice] Passes are weighed by what they take, no pass as if it took less."""
 
 DOUBT = 0.25
-"""[choice] That times as such are as measured is believed as if so many of all passes had said so: passes with
-many bytes take long, and what is the bytes' could be said to be the time's, and the other way round."""
+"""[choice] That times as such are as measured is believed as if so many of all passes had said so: passes
+with many bytes take long, and what is the bytes' could be said to be the time's, and the other way round."""
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,7 @@ def _sums(
         # Gradients that are added up are not those of a moment before: they come from memory.
         others = max(1, LARGEST_BYTES // (number * size_bytes)) if size_bytes > NO_BYTES else 1
         sets = cycle(
-            [torch.zeros(size_bytes // 4, device=wire.device) for _ in range(number)] for _ in range(others)
+            [[torch.ones(size_bytes // 4, device=wire.device) for _ in range(number)] for _ in range(others)]
         )
         return timed(wire, lambda: act(next(sets)))[0] / number
 
