@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from soapstone.machine.checks import did_you_mean
 from soapstone.machine.units import BYTES, SECONDS
 from soapstone.plans import write_plan
 from soapstone.validation.accounts import Accounts
-from soapstone.validation.comparing import Compared, Summary
+from soapstone.validation.comparing import Compared, Summary, choice
 
 if TYPE_CHECKING:
     from soapstone.runtime.wire import Wire
@@ -219,6 +220,8 @@ def _document(request: _Request, machine: Machine, outcome: Outcome) -> dict[str
         "summary_fitted": asdict(outcome.seen),
         "summary_unfitted": asdict(outcome.unfitted),
         "fitted": asdict(outcome.calibration),
+        "best_predicted": choice(outcome.compared).predicted.name,
+        "fastest": choice(outcome.compared).fastest.name,
         "strategies": [
             {**_compared_document(each), "used_for": "fitting" if i in outcome.fitted_on else "reporting"}
             for i, each in enumerate(outcome.compared)
@@ -242,13 +245,14 @@ def _print(request: _Request, machine: Machine, outcome: Outcome) -> None:
     screen.print(Text(_sentence("reported (the fit has not seen them)", outcome.reported)))
     screen.print(Text(_sentence("those fitted", outcome.seen)))
     screen.print(Text(_sentence("reported, without the fit", outcome.unfitted)))
+    screen.print(Text(_chosen(outcome.compared)))
     for each, found in outcome.worst:
         screen.print(Text(f"{each.name}, off by {each.error:+.0%}: where a recorded step's time went"))
         screen.print(_accounts_table(found))
     if request.output is not None:
-        best = min(outcome.compared, key=lambda each: each.actual_s)
-        took = SECONDS.short_text(best.actual_s)
-        screen.print(Text(f"the fastest, {best.name} ({took} a step), is written to {request.output}"))
+        screen.print(
+            Text(f"the fastest, {choice(outcome.compared).fastest.name}, is written to {request.output}")
+        )
 
 
 def _sentence(what: str, found: Summary) -> str:
@@ -261,6 +265,16 @@ def _sentence(what: str, found: Summary) -> str:
         f" {found.worst_error:.1%} (worst), Kendall tau {found.tau:.2f}{clear}; memory"
         f" {found.median_memory_error:.1%} (median), {found.worst_memory_error:.1%} (worst)"
     )
+
+
+def _chosen(compared: Sequence[Compared]) -> str:
+    best = choice(compared)
+    chosen, fastest = (
+        f"{each.name} ({SECONDS.short_text(each.actual_s)} a step)" for each in (best.predicted, best.fastest)
+    )
+    if best.predicted is best.fastest:
+        return f"the best by its prediction is the fastest: {chosen}"
+    return f"the best by its prediction is {chosen}, the fastest {fastest}: {best.loss:.1%} faster"
 
 
 def _table(outcome: Outcome) -> Table:

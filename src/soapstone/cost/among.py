@@ -4,6 +4,7 @@ on a CPU, what launching them takes on a GPU, and how far ahead of the GPU a thr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, Protocol
@@ -42,34 +43,71 @@ def ahead_s(runs: Sequence[Launchable]) -> float | None:
     return found[len(found) // 2] if found and found[-1] < STILL_S / 2 else None
 
 
-def passes_s(runs: Sequence[Launchable], clock: Callable[[], float]) -> tuple[list[float], list[float]]:
-    """Seconds of each operator on a CPU, forward and backward: all forward passes one after the other, and
-    all backward passes in one call of autograd. What the call takes before its first gradient belongs to
-    none."""
-    import torch
+@dataclass(frozen=True)
+class Turn:
+    """Seconds of operators that had their turn, forward and backward, and of the update of their weights."""
 
-    given = [own.leaves() for own in runs]
-    forward_s, backward_s, made = [], [0.0] * len(runs), []
-    for own, operands in zip(runs, given, strict=True):
+    forward_s: list[float]
+    backward_s: list[float]
+    update_s: float
+
+
+class InTurn:
+    """Operators that have their turn on a CPU as in a step: all forward passes one after the other, all
+    backward passes in one call of autograd, and the update of all weights."""
+
+    def __init__(
+        self, runs: Sequence[Launchable], weights: Sequence[Any], clock: Callable[[], float]
+    ) -> None:
+        import torch
+
+        self._runs, self._clock = runs, clock
+        self._parameters = [torch.nn.Parameter(weight) for weight in weights]
+        for parameter in self._parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self._optimizer = torch.optim.SGD(self._parameters, 1e-3, 0.9) if self._parameters else None
+
+    @property
+    def weight_bytes(self) -> list[int]:
+        """The sizes of the weights that are updated."""
+        return [parameter.nbytes for parameter in self._parameters]
+
+    def run(self) -> Turn:
+        """All of them, once. What the call of autograd takes before its first gradient belongs to none."""
+        import torch
+
+        clock = self._clock
+        given = [own.leaves() for own in self._runs]
+        forward_s, made = [], []
+        for own, operands in zip(self._runs, given, strict=True):
+            start_s = clock()
+            with torch.set_grad_enabled(own.traced):
+                made.append(own.forward(operands))
+            forward_s.append(clock() - start_s)
+        roots, done = [], list[tuple[int, float]]()
+        for number, (own, operands, outputs) in enumerate(zip(self._runs, given, made, strict=True)):
+            if own.has_backward:
+                roots += [out for out in outputs if out is not None and out.requires_grad]
+                for operand in (operands[i] for i in own.wanted if operands[i] is not None):
+                    operand.register_post_accumulate_grad_hook(
+                        lambda _, number=number: done.append((number, clock()))
+                    )
+        if roots:
+            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
         start_s = clock()
-        with torch.set_grad_enabled(own.traced):
-            made.append(own.forward(operands))
-        forward_s.append(clock() - start_s)
-    roots, done = [], list[tuple[int, float]]()
-    for number, (own, operands, outputs) in enumerate(zip(runs, given, made, strict=True)):
-        if own.has_backward:
-            roots += [out for out in outputs if out is not None and out.requires_grad]
-            for operand in (operands[i] for i in own.wanted if operands[i] is not None):
-                operand.register_post_accumulate_grad_hook(
-                    lambda _, number=number: done.append((number, clock()))
-                )
-    if roots:
-        torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+        if self._optimizer is not None:
+            self._optimizer.step()
+        return Turn(forward_s, _between(done, len(self._runs)), clock() - start_s)
+
+
+def _between(done: Sequence[tuple[int, float]], count: int) -> list[float]:
+    """What each of so many operators took, of which it is known when one had another of its gradients."""
+    found = [0.0] * count
     for (_, before_s), (number, now_s) in pairwise(done):
-        backward_s[number] += now_s - before_s
+        found[number] += now_s - before_s
     if done:
-        backward_s[done[0][0]] = 0.0  # of which a part is the call's
-    return forward_s, backward_s
+        found[done[0][0]] = 0.0  # a part of it is not known
+    return found
 
 
 def in_turn_s(runs: Sequence[Launchable]) -> float:

@@ -22,7 +22,7 @@ from statistics import median, quantiles
 from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any
 
-from soapstone.cost.among import CYCLES_PER_S, ahead_s, in_turn_s, passes_s
+from soapstone.cost.among import CYCLES_PER_S, InTurn, ahead_s, in_turn_s
 from soapstone.cost.candidates import Candidate
 from soapstone.cost.profile import Launched, Measured, OpKey, Profile, Updated, key_of
 from soapstone.cost.watch import Watch
@@ -185,9 +185,8 @@ class Profiler:
         return None
 
     def in_turn(self, candidates: Iterable[Candidate]) -> tuple[list[Candidate], InTurn]:
-        """Those of some candidates that can be run, and a function that runs them on a CPU one after the
-        other, as a step does, and tells the seconds of each, forward and backward. They read the same weights
-        where their nodes do."""
+        """Those of some candidates that can be run, and how to run them on a CPU one after the other. They
+        read the same weights where their nodes do."""
         kept: list[Candidate] = []
         runs: list[_Runs] = []
         weights: dict[tuple[Any, ...], Any] = {}
@@ -198,7 +197,8 @@ class Profiler:
                 own.prepare()
                 runs.append(own)
                 kept.append(candidate)
-        return kept, lambda: passes_s(runs, self.device.clock)
+        own_weights = [weight for weight in weights.values() if weight is not None]
+        return kept, InTurn(runs, own_weights, self.device.clock)
 
     def launching_among(self, candidates: Iterable[Candidate]) -> tuple[float, float | None]:
         """How much longer launching takes on a GPU where one operator follows another, as in a step, than
@@ -290,10 +290,6 @@ class Again:
 
     asking_s: float
     kernels_s: float | None = None
-
-
-InTurn = Callable[[], tuple[list[float], list[float]]]
-"""Runs operators one after the other, and tells what each takes, forward and backward."""
 
 
 class _Runs:

@@ -48,6 +48,24 @@ class Summary:
     worst_memory_error: float
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What predictions would choose, and what was the fastest."""
+
+    predicted: Compared
+    fastest: Compared
+
+    @property
+    def loss(self) -> float:
+        """By what part of its time the fastest is faster than what would be chosen."""
+        return self.predicted.actual_s / self.fastest.actual_s - 1.0
+
+
+def choice(found: Sequence[Compared]) -> Choice:
+    """The best of some strategies, of which there must be at least one."""
+    return Choice(min(found, key=lambda each: each.predicted_s), min(found, key=lambda each: each.actual_s))
+
+
 def summary(found: Sequence[Compared]) -> Summary:
     """The figures; errors count by their size. There must be at least one."""
     errors = [abs(each.error) for each in found]

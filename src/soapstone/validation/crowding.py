@@ -72,6 +72,11 @@ class Crowding:
         seconds = own_s * self.of(work.op_name)[busy - 1]
         return seconds + self.in_step[busy - 1].of(work, seconds) if self.in_step else seconds
 
+    def update_s(self, own_s: float, busy: int) -> float:
+        """The same of an update."""
+        longer = self.in_step[busy - 1].update if self.in_step else 0.0
+        return own_s * self.usual[busy - 1] * (1.0 + longer)
+
 
 NO_CROWDING = Crowding()
 

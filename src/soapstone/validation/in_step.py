@@ -21,8 +21,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from soapstone.cost.among import InTurn
 from soapstone.cost.candidates import Candidate
-from soapstone.cost.profiler import InTurn
 from soapstone.cost.work import Work
 from soapstone.runtime.wire import Wire
 from soapstone.strategy.strategy import Strategy
@@ -42,7 +42,7 @@ LEAST_S = 2e-5
 """[choice] Passes are weighed by what they take, no pass as if it took less."""
 
 DOUBT = 0.25
-"""[choice] That times as such are as measured is believed as if so many of all passes had said so: passes
+"""[choice] That times as such are as measured is believed as if this part of all passes had said so: passes
 with many bytes take long, and what is the bytes' could be said to be the time's, and the other way round."""
 
 
@@ -62,10 +62,11 @@ class Longer:
 
 @dataclass(frozen=True)
 class InStep:
-    """The same of forward and of backward passes."""
+    """The same of forward and of backward passes; and by what part of its time an update takes longer."""
 
     forward: Longer = field(default_factory=Longer)
     backward: Longer = field(default_factory=Longer)
+    update: float = 0.0
 
     def of(self, work: Work, seconds: float) -> float:
         """What this pass, which takes so long over and over again, takes longer."""
@@ -85,35 +86,41 @@ def operators_in_turn(strategy: Strategy, seconds_of: Callable[[Work], float]) -
     return found[:: max(1, round(round_s / LONGEST_S))]
 
 
+@dataclass(frozen=True)
+class Repeated:
+    """What passes and updates of weights of some size take over and over."""
+
+    pass_s: Callable[[Work], float]
+    update_s: Callable[[int], float]
+
+
 def measured_in_step(
-    wire: Wire, todo: Sequence[Candidate], in_turn: InTurn, seconds_of: Sequence[Callable[[Work], float]]
+    wire: Wire, todo: Sequence[Candidate], in_turn: InTurn, repeated: Sequence[Repeated]
 ) -> tuple[InStep, ...]:
     """What passes take longer in a step for 1, 2, ... ranks at work, the same on every rank. `in_turn` runs
-    `todo` one after the other; `seconds_of` says for 1, 2, ... ranks what a pass takes over and over."""
+    `todo` one after the other; `repeated` has what they take over and over, for 1, 2, ... ranks."""
     if wire.size == 1 or not todo:
         return ()
-    one, everyone = (_at_work(wire, busy, todo, in_turn, seconds_of[busy - 1]) for busy in (1, wire.size))
+    one, everyone = (_at_work(wire, busy, todo, in_turn, repeated[busy - 1]) for busy in (1, wire.size))
     return tuple(_between(one, everyone, (busy - 1) / (wire.size - 1)) for busy in range(1, wire.size + 1))
 
 
-def _at_work(
-    wire: Wire, busy: int, todo: Sequence[Candidate], in_turn: InTurn, seconds_of: Callable[[Work], float]
-) -> InStep:
+def _at_work(wire: Wire, busy: int, todo: Sequence[Candidate], in_turn: InTurn, repeated: Repeated) -> InStep:
     """What passes take longer while so many ranks are at it: the mean of these."""
     found = []
     for number in range(ROUNDS + WARM_UP):
         wire.meet("operators in turn")
         if wire.rank < busy:
-            own = in_turn()
-            found += [own] if number >= WARM_UP else []
-    passes: list[list[float]] = [[], []]
-    if found:
-        passes = [[median(each) for each in zip(*rounds, strict=True)] for rounds in zip(*found, strict=True)]
-    told = [json.loads(each) for each in wire.told_by_all(json.dumps(passes), "operators in turn")[:busy]]
-    whole = np.mean(np.array(told), axis=0)
+            own = in_turn.run()
+            found += [own.forward_s + own.backward_s + [own.update_s]] if number >= WARM_UP else []
+    own_s = [median(each) for each in zip(*found, strict=True)]
+    told = wire.told_by_all(json.dumps(own_s), "operators in turn")[:busy]
+    seen_s = np.mean([json.loads(each) for each in told], axis=0).tolist()
+    update_s = sum(map(repeated.update_s, in_turn.weight_bytes))
     return InStep(
-        longer([each.forward for each in todo], whole[0], seconds_of),
-        longer([each.backward for each in todo], whole[1], seconds_of),
+        longer([each.forward for each in todo], seen_s[: len(todo)], repeated.pass_s),
+        longer([each.backward for each in todo], seen_s[len(todo) : -1], repeated.pass_s),
+        seen_s[-1] / update_s - 1.0 if update_s else 0.0,
     )
 
 
@@ -130,9 +137,9 @@ def longer(
         return Longer()
     told = np.array(rows)
     of_pass, of_bytes, own_s, seen = told.T
-    weight = 1.0 / np.maximum(own_s, LEAST_S)
+    weight = 1.0 / np.sqrt(np.maximum(own_s, LEAST_S))  # so that together they take what was seen
     columns = np.stack([of_pass, of_bytes, own_s], axis=1) * weight[:, None]
-    columns = np.vstack([columns, [0.0, 0.0, sqrt(DOUBT * len(rows))]])
+    columns = np.vstack([columns, [0.0, 0.0, sqrt(DOUBT * own_s.sum())]])
     wanted = np.append((seen - own_s) * weight, 0.0)
     kept = [0, 1, 2]
     while True:  # nothing is faster for being one of many, or for its bytes
@@ -154,7 +161,11 @@ def _between(one: InStep, everyone: InStep, part: float) -> InStep:
             )
         )
 
-    return InStep(mean(one.forward, everyone.forward), mean(one.backward, everyone.backward))
+    return InStep(
+        mean(one.forward, everyone.forward),
+        mean(one.backward, everyone.backward),
+        _digits((1 - part) * one.update + part * everyone.update),
+    )
 
 
 def _digits(number: float) -> float:

@@ -18,7 +18,6 @@ from soapstone.cost.launching import Launches
 from soapstone.cost.measured import MeasuredCosts
 from soapstone.cost.profile import Profile
 from soapstone.cost.profiler import Profiler, device_at_hand, prepare
-from soapstone.cost.work import Work
 from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.plans import Plan, planned
@@ -29,7 +28,7 @@ from soapstone.strategy.strategy import Strategy
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import Crowding, eased, measured_crowding, one_of_each, standing_for_all
 from soapstone.validation.drawing import FOUND, Drawn, found_anew
-from soapstone.validation.in_step import InStep, measured_in_step, operators_in_turn
+from soapstone.validation.in_step import InStep, Repeated, measured_in_step, operators_in_turn
 from soapstone.validation.parts import Parts, parts_of
 from soapstone.validation.rehearsing import Inside
 from soapstone.validation.traffic import Traffic
@@ -93,11 +92,14 @@ class Measuring:
     def _in_step(self, strategy: Strategy, crowding: Crowding) -> tuple[InStep, ...]:
         costs, kind = self.costs, self._kind
 
-        def with_busy(busy: int) -> Callable[[Work], float]:
-            return lambda work: crowding.seconds(work, costs.compute_s(work, kind), busy)
+        def with_busy(busy: int) -> Repeated:
+            return Repeated(
+                lambda work: crowding.seconds(work, costs.compute_s(work, kind), busy),
+                lambda size_bytes: crowding.update_s(costs.update_s(size_bytes, kind), busy),
+            )
 
         levels = [with_busy(busy) for busy in range(1, self._wire.size + 1)]
-        todo, in_turn = self._profiler.in_turn(operators_in_turn(strategy, levels[-1]))
+        todo, in_turn = self._profiler.in_turn(operators_in_turn(strategy, levels[-1].pass_s))
         told = self._wire.told_by_all(json.dumps(len(todo)), "operators in turn")
         same = len(set(told)) == 1  # what one of them cannot run is another on each
         return measured_in_step(self._wire, todo if same else [], in_turn, levels)

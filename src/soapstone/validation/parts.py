@@ -285,7 +285,7 @@ def _crowded_apart(
             own_s = costs.compute_s(work, kind) if launches is None else launches.of(work).kernels_s
             return crowding.seconds(work, own_s, level + 1)
 
-        return _Counting(of_pass, lambda *update: costs.update_s(*update) * crowding.usual[level])
+        return _Counting(of_pass, lambda *update: crowding.update_s(costs.update_s(*update), level + 1))
 
     levels = [at(level) for level in range(len(crowding.usual))]
     return np.array(recosted(tasks, strategy, machine, levels))
