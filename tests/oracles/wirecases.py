@@ -11,13 +11,18 @@ from typing import Any
 import torch
 
 from oracles.gpucases import sums_of_slices
+from soapstone.cost.among import Turn
+from soapstone.cost.candidates import Candidate
 from soapstone.cost.profiler import Again, device_at_hand
 from soapstone.errors import TrainingError
+from soapstone.frontends.source import load
 from soapstone.machine import preset
 from soapstone.runtime.recording import Recorder, gathered_spans
 from soapstone.runtime.staging import Queued
 from soapstone.runtime.wire import Wire
+from soapstone.search.baselines import data_parallel
 from soapstone.validation.crowding import Crowding, measured_crowding
+from soapstone.validation.in_step import InStep, Repeated, measured_in_step, operators_in_turn
 from soapstone.validation.traffic import Traffic, measured_traffic
 
 
@@ -86,6 +91,39 @@ def crowding_seen(rank: int, size: int, folder: str) -> Crowding:
     runs: dict[str, Callable[[], Again]] = {"steady": steady, "crowded": crowded, "launched": launched}
     runs |= {"odd": steady} if rank == 0 else {}
     return measured_crowding(device_at_hand("cpu", threads=2), Wire(rank, size), runs)
+
+
+class _Turns:
+    """Made-up turns of operators, which take longer by a rank's own measure and by who else is at it."""
+
+    weight_bytes = (1000, 2000)
+
+    def __init__(self, todo: Sequence[Candidate], rank: int, folder: Path) -> None:
+        self._todo, self._rank, self._own = todo, rank, folder / str(rank)
+
+    def run(self) -> Turn:
+        """Whether others are at it shows in the files that each leaves."""
+        self._own.touch()
+        sleep(0.02)
+        alone = len(list(self._own.parent.iterdir())) == 1
+        sleep(0.02)
+        self._own.unlink()
+        longer_s = 5e-5 if alone else 1e-4 + 5e-5 * self._rank
+        passes = [PASS_S + longer_s for _ in self._todo]
+        return Turn(passes, passes, 3e-3 * (2 if alone else 3))
+
+
+PASS_S = 1e-4
+"""What every pass takes over and over."""
+
+
+def in_step_seen(rank: int, size: int, folder: str) -> tuple[InStep, ...]:
+    """What ranks make of made-up turns."""
+    strategy = data_parallel(load("lenet", tiny=True, devices=2).captured().graph, 2)
+    todo = operators_in_turn(strategy, lambda _: 0.0)
+    turns = _Turns(todo, rank, Path(folder))
+    repeated = Repeated(lambda _: PASS_S, lambda size_bytes: 1e-6 * size_bytes)
+    return measured_in_step(Wire(rank, size), todo, turns, [repeated] * size)  # type: ignore[arg-type]
 
 
 def disagreeing(rank: int, size: int) -> str:

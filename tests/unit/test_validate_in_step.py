@@ -1,0 +1,141 @@
+"""What operators take longer in a step than over and over again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.ranks import Ranks
+from oracles.wirecases import in_step_seen
+
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.profiler import Profiler, device_at_hand
+from soapstone.cost.work import Work, is_free
+from soapstone.frontends.source import load
+from soapstone.graph import GraphBuilder
+from soapstone.machine import preset
+from soapstone.plans import planned, predicted
+from soapstone.search.baselines import data_parallel
+from soapstone.strategy.strategy import Strategy
+from soapstone.validation.calibrating import Calibration
+from soapstone.validation.crowding import Crowding
+from soapstone.validation.in_step import InStep, Longer, longer, operators_in_turn
+from soapstone.validation.parts import parts_of
+
+COSTS = AnalyticCosts()
+ALONE = Crowding((1.0, 1.0))
+
+
+def lenet() -> Strategy:
+    return data_parallel(load("lenet", tiny=True, devices=2).captured().graph, 2)
+
+
+def work(size_bytes: int, *, backward: bool = False) -> Work:
+    return Work(
+        "relu", (), ((size_bytes // 4,),), ((size_bytes // 4,),), "f32", int(backward), 1.0, size_bytes
+    )
+
+
+def seconds_of(own: Work) -> float:
+    """Not in proportion to its bytes, or nothing tells one from the other."""
+    return 1e-5 + 1e-10 * (own.size_bytes % 65536) * 40
+
+
+SIZES = [4096 * (7 * n % 31 + 1) for n in range(20)]
+
+
+@given(st.floats(1e-6, 1e-3), st.floats(1e-12, 1e-9))
+def test_what_was_put_in_is_found(pass_s: float, byte_s: float) -> None:
+    works = [work(size) for size in SIZES]
+    wanted = Longer(pass_s, byte_s)
+    found = longer(
+        works, [seconds_of(each) + wanted.of(each, seconds_of(each)) for each in works], seconds_of
+    )
+    for each in works:
+        assert found.of(each, seconds_of(each)) == pytest.approx(wanted.of(each, seconds_of(each)), rel=0.02)
+
+
+def test_no_pass_is_shorter_for_its_own_sake_or_for_its_bytes() -> None:
+    works = [work(size) for size in SIZES]
+    found = longer(works, [max(1e-7, seconds_of(each) * 0.9) for each in works], seconds_of)
+    assert found.pass_s == found.byte_s == 0.0
+    assert -0.1 <= found.share < -0.05
+
+
+def test_few_passes_tell_nothing_and_those_without_a_time_are_none() -> None:
+    works = [work(4096 * n) for n in range(1, 8)]
+    assert longer(works, [1.0] * 7, seconds_of) == Longer()
+    assert longer([*works, work(4), None], [1.0] * 7 + [0.0, 1.0], seconds_of) == Longer()
+
+
+def test_a_pass_never_takes_less_than_nothing() -> None:
+    assert Longer(share=-2.0).of(work(64), 1.0) == -1.0
+
+
+def test_all_operators_of_a_device_have_their_turn_or_an_even_part_of_them() -> None:
+    """As many as there is time for: a quarter of a second."""
+    strategy = lenet()
+    graph = strategy.graph
+    every = operators_in_turn(strategy, lambda _: 0.0)
+    assert {each.node.name for each in every} >= {
+        node.name for node in graph.nodes if not is_free(graph, node, backward=False)
+    }
+    passes = sum(len(each.works) for each in every)
+    assert passes * 0.01 > 0.25  # so that some must be left out
+    some = operators_in_turn(strategy, lambda _: 0.01)
+    assert 1 < len(some) < len(every)
+    assert sum(len(each.works) for each in some) * 0.01 < 0.35
+
+
+def test_each_operator_has_a_time_forward_and_backward_but_for_the_first_gradient() -> None:
+    profiler = Profiler(device_at_hand("cpu"))
+    todo, in_turn = profiler.in_turn(operators_in_turn(lenet(), lambda _: 0.0))
+    turn = in_turn.run()
+    assert len(turn.forward_s) == len(turn.backward_s) == len(todo)
+    assert all(each > 0 for each in turn.forward_s)
+    without = [i for i, each in enumerate(todo) if each.backward is not None and not turn.backward_s[i]]
+    assert len(without) == 1  # what came first in the call of autograd
+    assert all(not turn.backward_s[i] for i, each in enumerate(todo) if each.backward is None)
+    assert turn.update_s > 0
+
+
+def test_a_weight_that_two_nodes_read_is_one() -> None:
+    build = GraphBuilder("twice")
+    x, w = build.input("x", (4, 6)), build.weight("w", (6, 6))
+    (y,) = build.add("linear", [x, w, None], name="first")
+    (z,) = build.add("linear", [y, w, None], name="second")
+    (loss,) = build.add("sum", [z], {"dim": (0, 1)}, name="loss")
+    strategy = data_parallel(build.graph(loss=loss), 2)
+    _, in_turn = Profiler(device_at_hand("cpu")).in_turn(operators_in_turn(strategy, lambda _: 0.0))
+    assert in_turn.weight_bytes == [6 * 6 * 4]
+
+
+def test_ranks_agree_on_what_they_have_seen(tmp_path: Path) -> None:
+    """Made-up turns: alone every pass takes 50 us longer, with both ranks at it 100 and 150, 125 on average;
+    updates twice and three times as long."""
+    ranks = Ranks(2)
+    first, second = ranks.run(in_step_seen, 2, str(tmp_path))
+    ranks.close()
+    assert first == second
+    one, both = first
+    assert (one.forward.pass_s, one.update) == pytest.approx((5e-5, 1.0), rel=0.05)
+    assert (both.forward.pass_s, both.update) == pytest.approx((1.25e-4, 2.0), rel=0.05)
+
+
+def test_predictions_take_what_a_step_takes_longer() -> None:
+    """A step of data parallelism is longer by what each of its passes is, and by its updates."""
+    machine, strategy = preset("cpu:1x2"), lenet()
+    plan = planned(strategy, machine, predicted(strategy, machine, COSTS), COSTS)
+
+    def step_s(crowding: Crowding) -> float:
+        return parts_of(plan, COSTS, crowding, backend="memory").makespan_s(Calibration())
+
+    plain_s = step_s(ALONE)
+    own = InStep(Longer(1e-3), Longer(2e-3))
+    todo = operators_in_turn(strategy, lambda _: 0.0)
+    more_s = sum(1e-3 for each in todo if each.forward) + sum(2e-3 for each in todo if each.backward)
+    assert step_s(Crowding((1.0, 1.0), in_step=(own, own))) == pytest.approx(plain_s + more_s, rel=1e-3)
+    slow = InStep(update=9.0)
+    assert step_s(Crowding((1.0, 1.0), in_step=(slow, slow))) > plain_s
