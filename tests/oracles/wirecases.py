@@ -119,7 +119,7 @@ PASS_S = 1e-4
 
 def in_step_seen(rank: int, size: int, folder: str) -> tuple[InStep, ...]:
     """What ranks make of made-up turns."""
-    strategy = data_parallel(load("lenet", tiny=True, devices=2).captured().graph, 2)
+    strategy = data_parallel(load("lenet", tiny=True, devices=2).captured().graph, preset("cpu:1x2"))
     todo = operators_in_turn(strategy, lambda _: 0.0)
     turns = _Turns(todo, rank, Path(folder))
     repeated = Repeated(lambda _: PASS_S, lambda size_bytes: 1e-6 * size_bytes)

@@ -29,7 +29,7 @@ ALONE = Crowding((1.0, 1.0))
 
 
 def lenet() -> Strategy:
-    return data_parallel(load("lenet", tiny=True, devices=2).captured().graph, 2)
+    return data_parallel(load("lenet", tiny=True, devices=2).captured().graph, preset("cpu:1x2"))
 
 
 def work(size_bytes: int, *, backward: bool = False) -> Work:
@@ -74,13 +74,25 @@ def test_a_pass_never_takes_less_than_nothing() -> None:
     assert Longer(share=-2.0).of(work(64), 1.0) == -1.0
 
 
+def test_where_ranks_wait_for_cores_all_of_it_is_stretched() -> None:
+    """A pass of 1 ms by its clock, for which two are to be waited for, has half a millisecond more of its
+    own in a step."""
+    own = InStep(Longer(3e-4, share=0.2))
+    crowding = Crowding((1.0, 2.0), in_step=(own, own), stretch=(1.0, 2.0))
+    assert crowding.seconds(work(64), 1e-3, 1) == pytest.approx(1.5e-3)
+    assert crowding.seconds(work(64), 1e-3, 2) == pytest.approx(3e-3)
+
+
 def test_all_operators_of_a_device_have_their_turn_or_an_even_part_of_them() -> None:
     """As many as there is time for: a quarter of a second."""
     strategy = lenet()
     graph = strategy.graph
     every = operators_in_turn(strategy, lambda _: 0.0)
     assert {each.node.name for each in every} >= {
-        node.name for node in graph.nodes if not is_free(graph, node, backward=False)
+        node.name
+        for block in strategy.blocks
+        for node in block.nodes
+        if not is_free(graph, node, backward=False)
     }
     passes = sum(len(each.works) for each in every)
     assert passes * 0.01 > 0.25  # so that some must be left out
@@ -107,7 +119,7 @@ def test_a_weight_that_two_nodes_read_is_one() -> None:
     (y,) = build.add("linear", [x, w, None], name="first")
     (z,) = build.add("linear", [y, w, None], name="second")
     (loss,) = build.add("sum", [z], {"dim": (0, 1)}, name="loss")
-    strategy = data_parallel(build.graph(loss=loss), 2)
+    strategy = data_parallel(build.graph(loss=loss), preset("cpu:1x2"))
     _, in_turn = Profiler(device_at_hand("cpu")).in_turn(operators_in_turn(strategy, lambda _: 0.0))
     assert in_turn.weight_bytes == [6 * 6 * 4]
 
@@ -136,6 +148,8 @@ def test_predictions_take_what_a_step_takes_longer() -> None:
     own = InStep(Longer(1e-3), Longer(2e-3))
     todo = operators_in_turn(strategy, lambda _: 0.0)
     more_s = sum(1e-3 for each in todo if each.forward) + sum(2e-3 for each in todo if each.backward)
-    assert step_s(Crowding((1.0, 1.0), in_step=(own, own))) == pytest.approx(plain_s + more_s, rel=1e-3)
+    assert step_s(Crowding((1.0, 1.0), in_step=(own, own), stretch=(1.0, 1.0))) == pytest.approx(
+        plain_s + more_s, rel=1e-3
+    )
     slow = InStep(update=9.0)
-    assert step_s(Crowding((1.0, 1.0), in_step=(slow, slow))) > plain_s
+    assert step_s(Crowding((1.0, 1.0), in_step=(slow, slow), stretch=(1.0, 2.0))) > plain_s

@@ -55,13 +55,16 @@ class Crowding:
     """What operators take with 1, 2, ... ranks at work, relative to what the profiler's clock tells with all
     of them at work: in general, and some by name; and the same of launching. `ahead_s` is for how long a
     thread launches before it has to wait until its GPU has done the first of that, if it ever has to.
-    `in_step` is what passes take longer in a step, with 1, 2, ... ranks at work, if that was measured."""
+    `in_step` is what passes take longer in a step, with 1, 2, ... ranks at work, if that was measured, by the
+    profiler's clock, and `stretch` how many seconds pass while that counts one: more where ranks wait for
+    cores."""
 
     usual: tuple[float, ...] = (1.0,)
     operators: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     launching: tuple[float, ...] = (1.0,)
     ahead_s: float | None = None
     in_step: tuple[InStep, ...] = ()
+    stretch: tuple[float, ...] = (1.0,)
 
     def of(self, op_name: str) -> tuple[float, ...]:
         """An operator's."""
@@ -70,7 +73,10 @@ class Crowding:
     def seconds(self, work: Work, own_s: float, busy: int) -> float:
         """What a pass, which takes so long by the profiler's clock, takes with so many ranks at work."""
         seconds = own_s * self.of(work.op_name)[busy - 1]
-        return seconds + self.in_step[busy - 1].of(work, seconds) if self.in_step else seconds
+        if not self.in_step:
+            return seconds
+        stretch = self.stretch[busy - 1]
+        return seconds + stretch * self.in_step[busy - 1].of(work, seconds / stretch)
 
     def update_s(self, own_s: float, busy: int) -> float:
         """The same of an update."""
@@ -140,16 +146,17 @@ def measured_crowding(
         [
             np.median(real_s.sum(-1) / everyone_s.sum(-1), axis=0),
             np.median(asking_s.sum(-1) / all_asking_s, axis=0) * in_turn,
+            np.median(real_s.sum(-1) / np.maximum(clock_s.sum(-1), 1e-9), axis=0),
             np.median(real_s / everyone_s, axis=0).T,
         ]
     )
     tensor = torch.from_numpy(own)
     first = wire.shared(tensor if wire.rank == 0 else None, tensor.shape, tensor.dtype, 0, "crowding")
     rows = [tuple(float(f"{number:.3g}") for number in row) for row in first.tolist()]
-    usual, launching, *others = rows
+    usual, launching, stretch, *others = rows
     operators = dict(zip(todo, others, strict=True)) if shared else {}
     if not device.is_cuda:
-        return Crowding(usual, operators, (1.0,) * wire.size)
+        return Crowding(usual, operators, (1.0,) * wire.size, stretch=stretch)
     told = wire.told_by_all(json.dumps(ahead_s), "how far ahead threads are")
     limits = [json.loads(limit) for limit in told]
     some = [

@@ -21,7 +21,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from soapstone.cost.among import InTurn
+from soapstone.cost.among import InTurn, Turn
 from soapstone.cost.candidates import Candidate
 from soapstone.cost.work import Work
 from soapstone.runtime.wire import Wire
@@ -98,25 +98,37 @@ def measured_in_step(
     wire: Wire, todo: Sequence[Candidate], in_turn: InTurn, repeated: Sequence[Repeated]
 ) -> tuple[InStep, ...]:
     """What passes take longer in a step for 1, 2, ... ranks at work, the same on every rank. `in_turn` runs
-    `todo` one after the other; `repeated` has what they take over and over, for 1, 2, ... ranks."""
+    `todo` one after the other; `repeated` has what they take over and over by the same clock, for 1, 2, ...
+    ranks. Numbers of ranks take turns, so that what else the computer does falls on all of them alike."""
     if wire.size == 1 or not todo:
         return ()
-    one, everyone = (_at_work(wire, busy, todo, in_turn, repeated[busy - 1]) for busy in (1, wire.size))
+    seen: dict[int, list[Turn]] = {1: [], wire.size: []}
+    for _ in range(WARM_UP + ROUNDS):
+        for busy, turns in seen.items():
+            wire.meet("operators in turn")
+            if wire.rank < busy:
+                turns.append(in_turn.run())
+    one, everyone = (
+        _at_work(wire, busy, todo, turns[WARM_UP:], in_turn.weight_bytes, repeated[busy - 1])
+        for busy, turns in seen.items()
+    )
     return tuple(_between(one, everyone, (busy - 1) / (wire.size - 1)) for busy in range(1, wire.size + 1))
 
 
-def _at_work(wire: Wire, busy: int, todo: Sequence[Candidate], in_turn: InTurn, repeated: Repeated) -> InStep:
-    """What passes take longer while so many ranks are at it: the mean of these."""
-    found = []
-    for number in range(ROUNDS + WARM_UP):
-        wire.meet("operators in turn")
-        if wire.rank < busy:
-            own = in_turn.run()
-            found += [own.forward_s + own.backward_s + [own.update_s]] if number >= WARM_UP else []
-    own_s = [median(each) for each in zip(*found, strict=True)]
+def _at_work(
+    wire: Wire,
+    busy: int,
+    todo: Sequence[Candidate],
+    turns: Sequence[Turn],
+    weight_bytes: Sequence[int],
+    repeated: Repeated,
+) -> InStep:
+    """What passes take longer while so many ranks are at it: the mean of what these have seen."""
+    columns = zip(*([*own.forward_s, *own.backward_s, own.update_s] for own in turns), strict=True)
+    own_s = [median(column) for column in columns]
     told = wire.told_by_all(json.dumps(own_s), "operators in turn")[:busy]
     seen_s = np.mean([json.loads(each) for each in told], axis=0).tolist()
-    update_s = sum(map(repeated.update_s, in_turn.weight_bytes))
+    update_s = sum(map(repeated.update_s, weight_bytes))
     return InStep(
         longer([each.forward for each in todo], seen_s[: len(todo)], repeated.pass_s),
         longer([each.backward for each in todo], seen_s[len(todo) : -1], repeated.pass_s),

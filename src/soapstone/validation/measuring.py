@@ -93,9 +93,10 @@ class Measuring:
         costs, kind = self.costs, self._kind
 
         def with_busy(busy: int) -> Repeated:
+            stretch = crowding.stretch[busy - 1]
             return Repeated(
-                lambda work: crowding.seconds(work, costs.compute_s(work, kind), busy),
-                lambda size_bytes: crowding.update_s(costs.update_s(size_bytes, kind), busy),
+                lambda work: crowding.seconds(work, costs.compute_s(work, kind), busy) / stretch,
+                lambda size_bytes: crowding.update_s(costs.update_s(size_bytes, kind), busy) / stretch,
             )
 
         levels = [with_busy(busy) for busy in range(1, self._wire.size + 1)]
