@@ -95,10 +95,10 @@ def test_all_operators_of_a_device_have_their_turn_or_an_even_part_of_them() -> 
         if not is_free(graph, node, backward=False)
     }
     passes = sum(len(each.works) for each in every)
-    assert passes * 0.01 > 0.25  # so that some must be left out
-    some = operators_in_turn(strategy, lambda _: 0.01)
+    assert passes * 0.03 > 0.5  # so that some must be left out
+    some = operators_in_turn(strategy, lambda _: 0.03)
     assert 1 < len(some) < len(every)
-    assert sum(len(each.works) for each in some) * 0.01 < 0.35
+    assert sum(len(each.works) for each in some) * 0.03 < 0.4
 
 
 def test_each_operator_has_a_time_forward_and_backward_but_for_the_first_gradient() -> None:
