@@ -21,10 +21,10 @@ def test_strategies_are_run_and_compared(tmp_path: Path) -> None:
     """The plan of the fastest is written, for the machine that was asked for."""
     machine = resolve("cpu:1x2").with_message_overhead(2e-5)
     write_machine(machine, tmp_path / "here.yaml")
-    here, best = str(tmp_path / "here.yaml"), tmp_path / "fastest.json"
-    options = ["--tiny", "--machine", here, "--strategies", "4", "--steps", "2", "--budget", "1s"]
+    here, written = str(tmp_path / "here.yaml"), tmp_path / "fastest.json"
+    options = ["--tiny", "--machine", here, "--strategies", "4", "--steps", "2", "--budget", "3s"]
     ran = subprocess.run(
-        [sys.executable, "-m", "soapstone", "validate", "lenet", *options, "--json", "-o", str(best)],
+        [sys.executable, "-m", "soapstone", "validate", "lenet", *options, "--json", "-o", str(written)],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -44,8 +44,12 @@ def test_strategies_are_run_and_compared(tmp_path: Path) -> None:
     assert len(told["worst"]) == 2
     assert all(each["tasks"] for each in told["worst"])
     assert told["measured"]["failed"] == {}
+    assert len(told["measured"]["crowding"]["in_step"]) == 2  # of one rank, and of two
     fastest = min(told["strategies"], key=lambda each: each["actual_s"])["strategy"]
-    plan = read_plan(best)
+    best = min(told["strategies"], key=lambda each: each["predicted_s"])["strategy"]
+    assert (told["fastest"], told["best_predicted"]) == (fastest, best)
+    assert told["loss"] >= 0
+    plan = read_plan(written)
     assert plan.machine == machine
     assert (plan.model, plan.costs) == ("lenet:tiny", "measured")
     assert plan.simulated().prediction == plan.prediction

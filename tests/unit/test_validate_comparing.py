@@ -39,7 +39,7 @@ from soapstone.tasks.exchange import Pattern
 from soapstone.tasks.placed import WEIGHT, placed_blocks
 from soapstone.tasks.task import COMPUTE_KINDS, TaskKind
 from soapstone.validation.calibrating import Calibration, calibrated
-from soapstone.validation.comparing import Compared, kendall_tau, summary
+from soapstone.validation.comparing import Compared, choice, kendall_tau, summary
 from soapstone.validation.crowding import Crowding
 from soapstone.validation.drawing import drawn
 from soapstone.validation.handing import Handing
@@ -90,6 +90,12 @@ def test_a_summary_has_the_worst_and_the_middle() -> None:
     assert [each.memory_error for each in found] == pytest.approx([-0.1, 0.0, 0.3])
     assert (told.count, told.median_error, told.worst_error, told.tau) == (3, 0.25, 0.5, 1.0)
     assert (told.median_memory_error, told.worst_memory_error) == pytest.approx((0.1, 0.3))
+
+
+def test_what_predictions_would_choose_may_be_slower_than_the_fastest() -> None:
+    found = choice([Compared(name, *times, (1,), (1,)) for name, times in [("a", (1, 3)), ("b", (2, 2))]])
+    assert (found.predicted.name, found.fastest.name) == ("a", "b")
+    assert found.loss == pytest.approx(0.5)
 
 
 def test_pairs_that_runs_do_not_tell_apart_are_told_apart() -> None:

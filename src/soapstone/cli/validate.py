@@ -222,6 +222,7 @@ def _document(request: _Request, machine: Machine, outcome: Outcome) -> dict[str
         "fitted": asdict(outcome.calibration),
         "best_predicted": choice(outcome.compared).predicted.name,
         "fastest": choice(outcome.compared).fastest.name,
+        "loss": choice(outcome.compared).loss,
         "strategies": [
             {**_compared_document(each), "used_for": "fitting" if i in outcome.fitted_on else "reporting"}
             for i, each in enumerate(outcome.compared)
@@ -274,7 +275,7 @@ def _chosen(compared: Sequence[Compared]) -> str:
     )
     if best.predicted is best.fastest:
         return f"the best by its prediction is the fastest: {chosen}"
-    return f"the best by its prediction is {chosen}, the fastest {fastest}: {best.loss:.1%} faster"
+    return f"the best by its prediction is {chosen}: {best.loss:.1%} longer than the fastest, {fastest}"
 
 
 def _table(outcome: Outcome) -> Table:

@@ -22,7 +22,8 @@ when it has to wait for that."""
 
 
 class Launchable(Protocol):
-    """An operator that can be launched; `wanted` are the operands whose gradients it has."""
+    """An operator that can be launched; `wanted` are the operands whose gradients it has, and `traced` says
+    whether autograd looks on."""
 
     has_backward: bool
     traced: bool

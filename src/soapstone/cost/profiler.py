@@ -185,20 +185,23 @@ class Profiler:
         return None
 
     def in_turn(self, candidates: Iterable[Candidate]) -> tuple[list[Candidate], InTurn]:
-        """Those of some candidates that can be run, and how to run them on a CPU one after the other. They
-        read the same weights where their nodes do."""
+        """Those of some candidates that can be run, and how to run them on a CPU one after the other; none
+        where that goes wrong. They read the same weights where their nodes do."""
         kept: list[Candidate] = []
         runs: list[_Runs] = []
         weights: dict[tuple[Any, ...], Any] = {}
         for candidate in candidates:
             with contextlib.suppress(*_FAILURES):
                 own = _Runs(candidate, self.device)
-                own.share(weights)
                 own.prepare()
+                own.share(weights)
                 runs.append(own)
                 kept.append(candidate)
-        own_weights = [weight for weight in weights.values() if weight is not None]
-        return kept, InTurn(runs, own_weights, self.device.clock)
+        with contextlib.suppress(*_FAILURES):
+            in_turn = InTurn(runs, list(weights.values()), self.device.clock)
+            in_turn.run()
+            return kept, in_turn
+        return [], InTurn([], [], self.device.clock)
 
     def launching_among(self, candidates: Iterable[Candidate]) -> tuple[float, float | None]:
         """How much longer launching takes on a GPU where one operator follows another, as in a step, than
@@ -340,11 +343,10 @@ class _Runs:
     def share(self, weights: dict[tuple[Any, ...], Any]) -> None:
         """Read the weights that others read, where they have the same part of one; others will read these."""
         graph, node = self._candidate.graph, self._candidate.node
-        for i, name in enumerate(node.operands):
-            if isinstance(name, str) and graph.value(name).role is Role.WEIGHT:
-                own = self.operands[i]
-                key = (name, None if own is None else own.shape)
-                self.operands[i] = weights.setdefault(key, own)
+        for i in self.wanted:
+            name, own = node.operands[i], self.operands[i]
+            if own is not None and isinstance(name, str) and graph.value(name).role is Role.WEIGHT:
+                self.operands[i] = weights.setdefault((name, own.shape), own)
 
     def measured(self) -> tuple[list[float], list[float]]:
         """Seconds of a run in each batch, forward and backward; no backward where there is none."""

@@ -57,7 +57,7 @@ class Choice:
 
     @property
     def loss(self) -> float:
-        """By what part of its time the fastest is faster than what would be chosen."""
+        """How much longer what would be chosen takes than the fastest, as a part of the fastest's time."""
         return self.predicted.actual_s / self.fastest.actual_s - 1.0
 
 

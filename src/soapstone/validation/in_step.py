@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
+from random import Random
 from statistics import median
 
 import numpy as np
@@ -32,11 +33,16 @@ Floats = NDArray[np.float64]
 ROUNDS, WARM_UP = 6, 2
 """[choice] How often all operators have their turn, and how often before that."""
 
-LONGEST_S = 0.25
-"""[choice] Operators are left out, evenly, until one round takes no longer."""
+LONGEST_S, MOST_BYTES = 0.25, 2**31
+"""[choice] Operators are left out, by chance, until one round takes no longer and touches no more."""
 
 FEWEST = 8
-"""[choice] With fewer passes than this nothing is told apart."""
+"""[choice] With fewer passes than this nothing is told apart; no fewer than twice as many operators are
+left."""
+
+MOST_SHARE = 1.0
+"""[choice] No pass takes longer by more than this part of its time for its time's sake, or shorter by more
+than half of that."""
 
 LEAST_S = 2e-5
 """[choice] Passes are weighed by what they take, no pass as if it took less."""
@@ -74,7 +80,7 @@ class InStep:
 
 
 def operators_in_turn(strategy: Strategy, seconds_of: Callable[[Work], float]) -> list[Candidate]:
-    """The operators of one of a strategy's devices in turn, or as many as there is time for."""
+    """The operators of a strategy in turn, each as its first shard has it; as many as there is time for."""
     found = [
         Candidate(strategy.graph, node, row[0])
         for layout in strategy.layouts.values()
@@ -82,8 +88,10 @@ def operators_in_turn(strategy: Strategy, seconds_of: Callable[[Work], float]) -
         if row
     ]
     found = [each for each in found if each.works]
-    round_s = sum(seconds_of(work) for each in found for work in each.works)
-    return found[:: max(1, round(round_s / LONGEST_S))]
+    works = [work for each in found for work in each.works]
+    taken = max(sum(map(seconds_of, works)) / LONGEST_S, sum(work.size_bytes for work in works) / MOST_BYTES)
+    kept = min(len(found), max(2 * FEWEST, int(len(found) / max(1.0, taken))))
+    return [found[i] for i in sorted(Random(0).sample(range(len(found)), kept))]
 
 
 @dataclass(frozen=True)
@@ -139,7 +147,8 @@ def _at_work(
 def longer(
     works: Sequence[Work | None], taken_s: Sequence[float], seconds_of: Callable[[Work], float]
 ) -> Longer:
-    """What passes take longer than they do over and over again, by what they took; no time tells nothing."""
+    """What passes take longer than they do over and over again, by what they took, so that together they take
+    what they took; no time tells nothing."""
     rows = [
         (1.0, float(work.size_bytes), seconds_of(work), seen_s)
         for work, seen_s in zip(works, taken_s, strict=True)
@@ -148,20 +157,23 @@ def longer(
     if len(rows) < FEWEST:
         return Longer()
     told = np.array(rows)
-    of_pass, of_bytes, own_s, seen = told.T
-    weight = 1.0 / np.sqrt(np.maximum(own_s, LEAST_S))  # so that together they take what was seen
-    columns = np.stack([of_pass, of_bytes, own_s], axis=1) * weight[:, None]
-    columns = np.vstack([columns, [0.0, 0.0, sqrt(DOUBT * own_s.sum())]])
+    units, seen = np.mean(told[:, :3], axis=0), told[:, 3]
+    of_what, own_s = told[:, :3] / units, told[:, 2]
+    weight = 1.0 / np.sqrt(np.maximum(own_s, LEAST_S))
+    columns = np.vstack([of_what * weight[:, None], [0.0, 0.0, sqrt(DOUBT * own_s.sum()) / units[2]]])
     wanted = np.append((seen - own_s) * weight, 0.0)
-    kept = [0, 1, 2]
+    factors, kept = np.zeros(3), [0, 1, 2]
     while True:  # nothing is faster for being one of many, or for its bytes
-        solved, *_ = np.linalg.lstsq(columns[:, kept], wanted, rcond=None)
-        factors = dict(zip(kept, solved.tolist(), strict=True))
-        below = [i for i in kept if i < 2 and factors[i] < 0]
-        if not below:
+        factors[:] = 0.0
+        factors[kept], *_ = np.linalg.lstsq(columns[:, kept], wanted, rcond=None)
+        least = int(np.argmin(factors[:2]))
+        if factors[least] >= 0:
             break
-        kept = [i for i in kept if i not in below]
-    return Longer(*(_digits(factors.get(i, 0.0)) for i in range(3)))
+        kept.remove(least)
+    pass_s, byte_s, share = factors / units
+    share += (seen - own_s - of_what @ factors).sum() / own_s.sum()  # what doubt has kept back
+    bounded = min(MOST_SHARE, max(-MOST_SHARE / 2, share))
+    return Longer(_digits(pass_s), _digits(byte_s), _digits(bounded))
 
 
 def _between(one: InStep, everyone: InStep, part: float) -> InStep:

@@ -15,7 +15,7 @@ from soapstone.cost.candidates import Candidate, candidates_of, spread_out
 from soapstone.cost.choice import threads_of_a_rank
 from soapstone.cost.fit import held_out
 from soapstone.cost.launching import Launches
-from soapstone.cost.measured import MeasuredCosts
+from soapstone.cost.measured import Basis, MeasuredCosts
 from soapstone.cost.profile import Profile
 from soapstone.cost.profiler import Profiler, device_at_hand, prepare
 from soapstone.graph import Graph
@@ -100,10 +100,15 @@ class Measuring:
             )
 
         levels = [with_busy(busy) for busy in range(1, self._wire.size + 1)]
-        todo, in_turn = self._profiler.in_turn(operators_in_turn(strategy, levels[-1].pass_s))
-        told = self._wire.told_by_all(json.dumps(len(todo)), "operators in turn")
-        same = len(set(told)) == 1  # what one of them cannot run is another on each
-        return measured_in_step(self._wire, todo if same else [], in_turn, levels)
+        known = [
+            each
+            for each in operators_in_turn(strategy, levels[-1].pass_s)
+            if all(costs.basis(work, kind) is Basis.MEASURED for work in each.works)
+        ]
+        todo, in_turn = self._profiler.in_turn(known)
+        told = self._wire.told_by_all(json.dumps([each.node.name for each in todo]), "operators in turn")
+        agree = len(set(told)) == 1  # all of them can run the same
+        return measured_in_step(self._wire, todo if agree else [], in_turn, levels)
 
     def found_anew(
         self, found: Sequence[Drawn], graph: Graph, seed: int, crowding: Crowding, traffic: Traffic

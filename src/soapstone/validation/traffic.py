@@ -239,8 +239,10 @@ def _sums(
                 pending.wait()
 
     def taken_s(size_bytes: int, number: int) -> float:
-        # Gradients that are added up are not those of a moment before: they come from memory.
-        others = max(1, LARGEST_BYTES // (number * size_bytes)) if size_bytes > NO_BYTES else 1
+        # Gradients that CPUs add up are not those of a moment before: they come from memory, which zeros need
+        # not have.
+        is_cached = size_bytes == NO_BYTES or wire.device.type != "cpu"
+        others = 1 if is_cached else max(1, LARGEST_BYTES // (number * size_bytes))
         sets = cycle(
             [[torch.ones(size_bytes // 4, device=wire.device) for _ in range(number)] for _ in range(others)]
         )
