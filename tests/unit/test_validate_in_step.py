@@ -108,7 +108,9 @@ def test_all_operators_of_a_device_have_their_turn_or_an_even_part_of_them() -> 
         for node in block.nodes
         if not is_free(graph, node, backward=False)
     }
-    deep = data_parallel(load("mlp:layers=40", devices=2).captured().graph, preset("cpu:1x2"))
+    deep = data_parallel(
+        load("mlp:layers=40,features=64,hidden=64", devices=2).captured().graph, preset("cpu:1x2")
+    )
     many = operators_in_turn(deep, lambda _: 0.0)
     assert len(many) > 64
     names = [each.node.name for each in many]
