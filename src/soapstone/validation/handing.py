@@ -4,6 +4,7 @@ Where the thread waits for nobody (belts, `runtime.belts`), that is measured ami
 what a thread does over and over again it does in a third of the time ([measured] handing a message over takes
 59 us between operators and 19 us after 23 others, asking for one 62 and 23, on four slices of an H200). Where
 it waits for others, one rank's waiting for another would be measured too, and messages follow each other.
+Calls of autograd wait for nobody, and are measured amid operators everywhere.
 """
 
 from __future__ import annotations
@@ -224,10 +225,10 @@ class _Messages:
 
 
 def _call_s(wire: Wire) -> float:
-    """What it takes of the thread to have autograd take operators back one by one, not all in one call."""
+    """What it takes of the thread to have autograd take operators back one by one, not all in one call; amid
+    operators, as in a step ([measured] 181 us on an Arm core, and 68 with nothing in between)."""
     tensor = torch.zeros(_Messages.ROWS, _Messages.COLUMNS, device=wire.device)
     operators = _Operators(wire.device)
-    is_amid = wire.belts is not None
 
     def act(*, in_one: bool) -> None:
         regions = [Region(0)] * MANY if in_one else [Region(number) for number in range(MANY)]
@@ -238,8 +239,7 @@ def _call_s(wire: Wire) -> float:
         for number, region in enumerate(regions):
             if not number or not in_one:
                 region.backward()
-            if is_amid:
-                operators()
+            operators()
 
     in_one_s, apart_s = (timed(wire, partial(act, in_one=way), to_the_end=False)[0] for way in (True, False))
     return float(f"{max(apart_s - in_one_s, 0.0) / (MANY - 1):.3g}")
