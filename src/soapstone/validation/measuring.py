@@ -20,6 +20,7 @@ from soapstone.cost.profile import Profile
 from soapstone.cost.profiler import Profiler, device_at_hand, prepare
 from soapstone.graph import Graph
 from soapstone.machine import Machine
+from soapstone.machine.cores import usable_cores
 from soapstone.plans import Plan, planned
 from soapstone.plans import predicted as planner_says
 from soapstone.runtime.profiling import measured_at_once, shared_profile
@@ -83,11 +84,15 @@ class Measuring:
         self._profile = shared_profile(self._profiler.profile, self._wire)
 
     def crowding(self, strategy: Strategy) -> Crowding:
-        """What ranks take from each other; in steps, as they are under this strategy."""
+        """What ranks take from each other; in steps, as they are under this strategy. Where ranks wait for
+        cores, turns of operators tell less than nothing ([measured] four ranks on two cores: one device is
+        predicted 15 % too slow with them, and 9 without)."""
         runs = standing_for_all(self._profiler, self._measured, self.costs, self._kind)
         in_turn, ahead_s = self._profiler.launching_among(one_of_each(self._measured))
         found = measured_crowding(self._device, self._wire, runs, in_turn, ahead_s)
-        return found if self._device.is_cuda else replace(found, in_step=self._in_step(strategy, found))
+        if self._device.is_cuda or self._wire.size > usable_cores():
+            return found
+        return replace(found, in_step=self._in_step(strategy, found))
 
     def _in_step(self, strategy: Strategy, crowding: Crowding) -> tuple[InStep, ...]:
         costs, kind = self.costs, self._kind
