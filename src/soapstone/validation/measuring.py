@@ -84,18 +84,18 @@ class Measuring:
         self._profile = shared_profile(self._profiler.profile, self._wire)
 
     def crowding(self, strategy: Strategy) -> Crowding:
-        """What ranks take from each other; in steps, as they are under this strategy. Where ranks wait for
-        cores, turns of operators tell less than nothing ([measured] four ranks on two cores: one device is
-        predicted 15 % too slow with them, and 9 without)."""
+        """What ranks take from each other; in steps, as they are under this strategy."""
         runs = standing_for_all(self._profiler, self._measured, self.costs, self._kind)
         in_turn, ahead_s = self._profiler.launching_among(one_of_each(self._measured))
         found = measured_crowding(self._device, self._wire, runs, in_turn, ahead_s)
-        if self._device.is_cuda or self._wire.size > usable_cores():
-            return found
-        return replace(found, in_step=self._in_step(strategy, found))
+        return found if self._device.is_cuda else replace(found, in_step=self._in_step(strategy, found))
 
     def _in_step(self, strategy: Strategy, crowding: Crowding) -> tuple[InStep, ...]:
+        """What operators take longer in a step; nothing where ranks wait for cores, since turns of operators
+        tell less than that there ([measured] four ranks on two cores: one device is predicted 15 % too slow
+        with them, and 9 without)."""
         costs, kind = self.costs, self._kind
+        has_cores = self._wire.size <= usable_cores()
 
         def with_busy(busy: int) -> Repeated:
             stretch = crowding.stretch[busy - 1]
@@ -108,7 +108,7 @@ class Measuring:
         known = [
             each
             for each in operators_in_turn(strategy, levels[-1].pass_s)
-            if all(costs.basis(work, kind) is Basis.MEASURED for work in each.works)
+            if has_cores and all(costs.basis(work, kind) is Basis.MEASURED for work in each.works)
         ]
         todo, in_turn = self._profiler.in_turn(known)
         told = self._wire.told_by_all(json.dumps([each.node.name for each in todo]), "operators in turn")
