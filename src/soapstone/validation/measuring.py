@@ -93,7 +93,7 @@ class Measuring:
     def _in_step(self, strategy: Strategy, crowding: Crowding) -> tuple[InStep, ...]:
         """What operators take longer in a step; nothing where ranks wait for cores, since turns of operators
         tell less than that there ([measured] four ranks on two cores: one device is predicted 15 % too slow
-        with them, and 9 without)."""
+        with them, and 10 without)."""
         costs, kind = self.costs, self._kind
         has_cores = self._wire.size <= usable_cores()
 
