@@ -14,7 +14,6 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from soapstone.ops.box import volume
 from soapstone.runtime.actions import Action, Backward, Exchanged, Forward, ReportLoss, SumGradients
 from soapstone.runtime.buffers import Buffers
 from soapstone.runtime.collectives import post
@@ -23,6 +22,7 @@ from soapstone.runtime.part import Part
 from soapstone.runtime.program import Program
 from soapstone.runtime.recording import Recorder
 from soapstone.runtime.replay import Replay, mark
+from soapstone.runtime.summing import Bucket
 from soapstone.runtime.wire import Pending, Slot, Together, Wire
 from soapstone.tasks.exchange import Pattern
 
@@ -53,7 +53,8 @@ class Executor:
         self._loss: Pending | None = None
         self._sums: list[tuple[SumGradients, Pending | Together]] = []
         self._postings: list[Posting] = []
-        self._buckets: dict[int, Tensor] = {}
+        sums = [action for action in program.actions if isinstance(action, SumGradients)]
+        self._buckets = {id(action): Bucket(action, program.held, wire) for action in sums}
         self._sums_gradients = True
         self._cursor = 0
         self._region_end = 0
@@ -83,9 +84,11 @@ class Executor:
             self._sums_gradients = number == len(batches) - 1
             losses.append(self._pass(batch, step, number))
         for action, pending in self._sums:
-            self._put_back(action, pending.wait())
+            flat = pending.wait()
+            with torch.no_grad():
+                self._buckets[id(action)].put_back(flat)
         self._sums.clear()
-        for bucket in self._buckets.values():  # an optimizer may change gradients where they lie
+        for bucket in self.buckets:  # an optimizer may change gradients where they lie
             self.wire.read_by_all(bucket, "gradients")
         return torch.stack(losses).sum()
 
@@ -109,6 +112,8 @@ class Executor:
         """Do all actions on the batch that was taken."""
         self.program.free.compute()
         self._fired = dict.fromkeys(self._fired, 0)
+        for bucket in self._buckets.values():
+            bucket.begin()
         actions, self._cursor, released = self.program.actions, 0, 0
         while self._cursor < len(actions):
             action = actions[self._cursor]
@@ -133,6 +138,8 @@ class Executor:
         if is_computed:
             waited_s = self.wire.waited_s - waited_s
             self.recorder.note(action.task, start, self.recorder.computing(), waited_s)
+        else:
+            self.recorder.asked(action.task, start)
         pending: list[Pending | Together | Slot] = []
         if isinstance(action, Exchanged):
             pending = [a.pending for a in action.arrivals if a.pending is not None]
@@ -225,57 +232,19 @@ class Executor:
         return note
 
     def _is_ready(self, action: SumGradients) -> bool:
-        return all(
-            self._fired.get(piece.weight, -1) >= self._expected.get(piece.weight, 0)
-            for piece in action.pieces
-        )
+        return self._buckets[id(action)].is_ready(self._fired, self._expected)
 
     # -- sums ---------------------------------------------------------------------------------------
 
     @property
     def buckets(self) -> Iterable[Tensor]:
         """The buckets that stay from step to step."""
-        return self._buckets.values()
+        return [each.tensor for each in self._buckets.values() if each.tensor is not None]
 
     def _sum(self, action: SumGradients) -> None:
-        held = self.program.held
         with torch.no_grad():
-            found = [held.holding(p.weight, p.box).gradient(p.box) for p in action.pieces]
-            is_alone = len(found) == 1  # and is overwritten
-            flat = found[0].reshape(-1) if is_alone else self._bucket(action, found)
+            flat = self._buckets[id(action)].filled()
         self._give(action, flat)
-
-    def _bucket(self, action: SumGradients, found: Sequence[Tensor]) -> Tensor:
-        """Gradients one after the other. On a CPU their place is kept from step to step: new memory costs a
-        page fault for every 4 KiB."""
-        if found[0].device.type != "cpu":
-            made = torch.cat([gradient.reshape(-1) for gradient in found])
-            self._move_in(action, made)
-            return made
-        kept = self._buckets.get(id(action))  # the program keeps the action
-        if kept is None:
-            count, dtype = sum(each.numel() for each in found), found[0].dtype
-            kept = self.wire.bucket(count, dtype, action.ranks)
-            kept = torch.empty(count, dtype=dtype) if kept is None else kept
-            self._buckets[id(action)] = kept
-        if all(gradient.is_contiguous() for gradient in found):
-            torch.cat([gradient.view(-1) for gradient in found], out=kept)
-        else:  # without a copy of each beside the bucket
-            places = kept.split([gradient.numel() for gradient in found])
-            for place, gradient in zip(places, found, strict=True):
-                place.view(gradient.shape).copy_(gradient)
-        self._move_in(action, kept)
-        return kept
-
-    def _move_in(self, action: SumGradients, bucket: Tensor) -> None:
-        """Let parameters have their gradients in the bucket: what autograd made is not needed beside it."""
-        at = 0
-        for piece in action.pieces:
-            holding = self.program.held.holding(piece.weight, piece.box)
-            if holding.box == piece.box:
-                own = holding.parameter
-                own.grad = bucket[at : at + own.numel()].view(own.shape)
-            at += volume(piece.box)
 
     def _give(self, action: SumGradients | ReportLoss, tensor: Tensor) -> None:
         """Have a tensor added up, now or, while the pass is recorded, in every replay."""
@@ -293,19 +262,6 @@ class Executor:
         else:
             name = f"{action.pieces[0].weight} gradient"
             self._sums.append((action, self.wire.sum_up(tensor, action.ranks, name, ready)))
-
-    def _put_back(self, action: SumGradients, flat: Tensor) -> None:
-        at = 0
-        with torch.no_grad():
-            for piece in action.pieces:
-                holding = self.program.held.holding(piece.weight, piece.box)
-                target = holding.gradient(piece.box)
-                part = flat[at : at + target.numel()].view(target.shape)
-                at += target.numel()
-                if holding.box == piece.box:
-                    holding.parameter.grad = part
-                else:
-                    target.copy_(part)
 
     def _report(self, action: ReportLoss) -> None:
         total = torch.zeros(1, dtype=torch.float64, device=self.wire.device)

@@ -65,6 +65,9 @@ class Recorder:
         """The end of what was computed so far, and the start of what comes."""
         return Moment(perf_counter() - self._zero, self._event())
 
+    def asked(self, task: int, start: Moment) -> None:
+        """A message of a task was asked for since then; it lasts until it is there (`noting`)."""
+
     def noting(self, task: int, start: Moment) -> Callable[[], None]:
         """What to call when a message of a task is there."""
         return lambda: self.note(task, start, self.now())

@@ -8,11 +8,9 @@ what they are views of, messages that wait to be read, sums beside their parts a
 What operators take inside, which no tensor shows, is told (`Hidden`).
 """
 
-# ruff: noqa: ARG002, a wire that leads nowhere asks neither whom nor why
-
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,9 +21,10 @@ from soapstone.cost.count import Count
 from soapstone.graph import Role, Value
 from soapstone.ops.definitions.dtypes import torch_dtype
 from soapstone.plans import Plan
+from soapstone.runtime.nobody import NobodysWire
 from soapstone.runtime.noderun import NodeRun
 from soapstone.runtime.run import Run, State, started
-from soapstone.runtime.wire import Pending, Wire
+from soapstone.runtime.wire import Pending
 from soapstone.sim.memory import STATES_PER_WEIGHT
 
 Hidden = Callable[[NodeRun], tuple[int, int]]
@@ -57,7 +56,7 @@ def rehearsed(
             {name: torch.empty(t.shape, dtype=t.dtype, device=place) for name, t in constants.items()},
         )
         batch = [_empty(value, place) for value in graph.with_role(Role.INPUT)]
-        wire = NobodysWire(rank, len(plan.machine.devices), place, backend, count)
+        wire = _RehearsedWire(rank, len(plan.machine.devices), place, backend, count)
         run = started(plan.strategy, simulated.tasks, simulated.timeline, state, wire, replay=False)
         run.free.take(batch)
         _tell(run, count, hidden)
@@ -102,84 +101,18 @@ def _counted(run: NodeRun, count: Count, forward: int, backward: int) -> Callabl
     return counted
 
 
-class NobodysWire(Wire):
-    """A wire with nobody at its other ends: what is sent is gone, what is received has no elements. Memory
-    is taken as by the wire whose `backend` it has."""
+class _RehearsedWire(NobodysWire):
+    """A wire with nobody at its other ends, whose memory is counted."""
 
     def __init__(self, rank: int, size: int, device: torch.device, backend: str, count: Count) -> None:
-        # What `Wire` makes at its start (groups, staging) is for real messages.
-        self.rank, self.size, self.device, self.backend = rank, size, device, backend
-        self.host = device
-        self.waited_s = 0.0
+        super().__init__(rank, size, device, backend)
         self._count = count
-        self._sent: list[Any] = []
-        self._is_staged = backend == "gloo" and device.type == "cuda"
-
-    @property
-    def posts_aside(self) -> bool:
-        """Nothing is recorded."""
-        return False
-
-    def prepare(self, groups: Iterable[Sequence[int]]) -> None:
-        """Nobody is in any group."""
-
-    def send(self, tensor: Tensor, peer: int, tag: int, what: str) -> None:
-        """Hold what is sent where its memory is read until `settle`."""
-        sent = tensor.detach() if self.backend == "memory" else tensor.detach().contiguous()
-        if self.backend in ("gloo", "nccl") and not self._is_staged:
-            self._sent.append(sent)
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, peer: int, tag: int, what: str) -> Pending:
         """Memory for a message: from now on, or when it is waited for, or none where the sender's is read."""
-        if self.backend == "memory" or self._is_staged:
-            return _Elsewhere(self, self._count, shape, dtype, copies=self._is_staged)
-        return self._came(self._room(shape, dtype))
-
-    def _room(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
-
-    def brought(self, buffer: Tensor) -> Tensor:
-        """What comes is where it is needed."""
-        return buffer
-
-    def _came(self, tensor: Tensor) -> Pending:
-        return Pending(self, None, tensor, "")
-
-    def sum_up(self, tensor: Tensor, ranks: Sequence[int], what: str, ready: Any = None) -> Pending:
-        """A sum comes to where its part was."""
-        return self._came(tensor.detach().contiguous())
-
-    def bucket(self, count: int, dtype: torch.dtype, ranks: Sequence[int]) -> None:
-        """Any memory is as good."""
-
-    def read_by_all(self, bucket: Tensor, what: str) -> None:
-        """Nobody reads it."""
-
-    def gather_up(self, tensor: Tensor, ranks: Sequence[int], what: str) -> Pending:
-        """Memory for everyone's tensor."""
-        return self._came(self._room((len(ranks), *tensor.shape), tensor.dtype))
-
-    def swap(self, tensor: Tensor, ranks: Sequence[int], count: int, what: str) -> Pending:
-        """Memory for what the others have."""
-        return self._came(self._room(tensor.shape, tensor.dtype))
-
-    def scatter_sum(self, tensor: Tensor, ranks: Sequence[int], count: int, what: str) -> Pending:
-        """Memory for a part of a sum."""
-        return self._came(self._room((count,), tensor.dtype))
-
-    def report(self, tensor: Tensor, what: str, ready: Any = None) -> Pending:
-        """Numbers for the host."""
-        return self._came(tensor)
-
-    def shared(
-        self, tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype, owner: int, what: str
-    ) -> Tensor:
-        """The owner's tensor, or memory for it."""
-        return self._room(shape, dtype) if tensor is None else tensor
-
-    def settle(self) -> None:
-        """Let go of all that was sent."""
-        self._sent.clear()
+        if self.backend == "memory" or self.is_staged:
+            return _Elsewhere(self, self._count, shape, dtype, copies=self.is_staged)
+        return super().receive(shape, dtype, peer, tag, what)
 
 
 class _Elsewhere(Pending):

@@ -81,10 +81,14 @@ class Holding:
 
     def gradient(self, box: Box) -> Tensor:
         """The gradient of a part of it, to be read or written; zero if there was none."""
-        if self.parameter.grad is None:
-            self.parameter.grad = torch.zeros_like(self.parameter)
-        index = index_of(box, self.box)
-        return self.parameter.grad if index is None else self.parameter.grad[index]
+        return self.gradient_at(index_of(box, self.box))
+
+    def gradient_at(self, index: Index) -> Tensor:
+        """The same of the part at a place."""
+        gradient = self.parameter.grad
+        if gradient is None:
+            gradient = self.parameter.grad = torch.zeros_like(self.parameter)
+        return gradient if index is None else gradient[index]
 
 
 def _own_memory(gradient: Tensor) -> Tensor | None:

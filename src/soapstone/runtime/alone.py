@@ -1,0 +1,150 @@
+"""A step alone: what a rank's own part of a step takes of its thread.
+
+The rank's trainer does all that it does in a step, on tensors with elements, but with nobody at the other
+end of its wire: what it sends is gone, what it receives are zeros, and it waits for nothing. So the time is
+that of operators one after the other and of all that the runtime does around them, and of nothing else.
+"""
+
+# ruff: noqa: ARG002, a wire that leads nowhere asks neither whom nor why
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from soapstone.ops.box import volume
+from soapstone.plans import Plan
+from soapstone.runtime.actions import Backward, SumGradients
+from soapstone.runtime.inputs import Batch
+from soapstone.runtime.nobody import NobodysWire
+from soapstone.runtime.optimizing import optimizer_named
+from soapstone.runtime.recording import Moment, Recorder
+from soapstone.runtime.run import State
+from soapstone.runtime.trainer import Options, Trainer
+from soapstone.runtime.wire import Wire
+from soapstone.tasks.task import TaskGraph, TaskKind
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Seconds of the compute tasks of a step, by their numbers (the first of a region has all of it when it
+    is taken back), of asking for each message and sum, and of the update."""
+
+    tasks_s: Mapping[int, float]
+    asked_s: Mapping[int, float]
+    update_s: float
+
+
+class StepAlone:
+    """Steps of a plan as one rank does them alone; `fuse` says whether runs of tasks are taken back
+    together, as they are in training."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        state: State,
+        parameters: Mapping[str, nn.Parameter],
+        batch: Batch,
+        wire: Wire,
+        *,
+        fuse: bool = True,
+    ) -> None:
+        alone = _AloneWire(wire)
+        optimizer = optimizer_named(plan.optimizer, 1e-6)
+        self._trainer = Trainer(plan, state, parameters, optimizer, alone, Options(fuse=fuse, replay=False))
+        self._batch = batch
+
+    @property
+    def tasks(self) -> TaskGraph:
+        """The task graph of the step."""
+        return self._trainer.simulated.tasks
+
+    @property
+    def calls(self) -> int:
+        """The calls of autograd in a step."""
+        actions = self._trainer.run.executor.program.actions
+        return sum(isinstance(action, Backward) and action.is_first for action in actions)
+
+    @property
+    def sums(self) -> list[tuple[int, int, int]]:
+        """The sums of gradients: the task of each, its weights, and their bytes."""
+        held, found = self._trainer.run.held, []
+        for action in self._trainer.run.executor.program.actions:
+            if isinstance(action, SumGradients):
+                own = [(held.holding(piece.weight, piece.box), piece.box) for piece in action.pieces]
+                size_bytes = sum(volume(box) * holding.parameter.itemsize for holding, box in own)
+                found.append((action.task, len(own), size_bytes))
+        return found
+
+    def run(self, clock: Clock) -> float:
+        """Seconds of a step."""
+        start = clock()
+        self._trainer.step(self._batch)
+        return clock() - start
+
+    def timed(self, clock: Clock) -> Taken:
+        """Seconds of all that is done in a step."""
+        watch = Stopwatch(clock)
+        self._trainer.run.executor.recorder = watch
+        try:
+            self._trainer.step(self._batch)
+        finally:
+            self._trainer.run.executor.recorder = None
+        updates = {n for n, task in enumerate(self.tasks.tasks) if task.kind is TaskKind.UPDATE}
+        update_s = max((seconds for n, seconds in watch.tasks_s.items() if n in updates), default=0.0)
+        tasks_s = {n: seconds for n, seconds in watch.tasks_s.items() if n not in updates}
+        return Taken(tasks_s, watch.asked_s, update_s)
+
+
+class Stopwatch(Recorder):
+    """How long tasks take of the thread. Its time stands still while messages are asked for."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(torch.device("cpu"))
+        self.tasks_s: dict[int, float] = {}
+        self.asked_s: dict[int, float] = {}
+        self._clock = clock
+        self._asking_s = 0.0
+
+    def now(self) -> Moment:
+        """The thread's time."""
+        return Moment(self._clock())
+
+    def computing(self) -> Moment:
+        """The same without what messages took."""
+        return Moment(self._clock() - self._asking_s)
+
+    def asked(self, task: int, start: Moment) -> None:
+        """A message or sum was asked for."""
+        seconds = self._clock() - start.now_s
+        self._asking_s += seconds
+        self.asked_s[task] = self.asked_s.get(task, 0.0) + seconds
+
+    def noting(self, task: int, start: Moment) -> Callable[[], None]:
+        """When it comes tells nothing."""
+        return lambda: None
+
+    def note(self, task: int, start: Moment, end: Moment, waited_s: float = 0.0) -> None:
+        """Note a task."""
+        self.tasks_s[task] = self.tasks_s.get(task, 0.0) + end.now_s - start.now_s
+
+
+class _AloneWire(NobodysWire):
+    """A wire with nobody at its other ends, whose tensors have elements."""
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__(wire.rank, wire.size, wire.device, wire.backend)
+
+    def agree(self, text: str, what: str) -> None:
+        """There is nobody to agree with."""
+
+    def tell(self, sentence: str) -> None:
+        """Nor to be told."""
+
+    def _room(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype, device=self.device)
