@@ -41,22 +41,14 @@ class Taken:
 
 
 class StepAlone:
-    """Steps of a plan as one rank does them alone; `fuse` says whether runs of tasks are taken back
-    together, as they are in training."""
+    """Steps of a plan as one rank does them alone."""
 
     def __init__(
-        self,
-        plan: Plan,
-        state: State,
-        parameters: Mapping[str, nn.Parameter],
-        batch: Batch,
-        wire: Wire,
-        *,
-        fuse: bool = True,
+        self, plan: Plan, state: State, parameters: Mapping[str, nn.Parameter], batch: Batch, wire: Wire
     ) -> None:
         alone = _AloneWire(wire)
         optimizer = optimizer_named(plan.optimizer, 1e-6)
-        self._trainer = Trainer(plan, state, parameters, optimizer, alone, Options(fuse=fuse, replay=False))
+        self._trainer = Trainer(plan, state, parameters, optimizer, alone, Options(replay=False))
         self._batch = batch
 
     @property

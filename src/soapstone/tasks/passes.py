@@ -67,6 +67,29 @@ class Passes:
         return self._known[key]
 
 
+def passes_in(tasks: TaskGraph, strategy: Strategy) -> dict[int, list[tuple[Work | None, float]]]:
+    """For each task that computes, by its number, the passes in it, and which part of each; None for one that
+    no cost model has any time for: a view."""
+    works = Works(strategy.graph)
+    differentiable = strategy.graph.differentiable
+    found: dict[int, list[tuple[Work | None, float]]] = {}
+    for placed in placed_blocks(strategy):
+        for shard, copy, _ in placed.shards():
+            for segment in range(placed.segments.count):
+                for backward in (False, True):
+                    key = (placed.backward if backward else placed.forward)(segment, shard, copy)
+                    if key not in tasks.ids:
+                        continue
+                    own = found.setdefault(tasks.ids[key], [])
+                    for part in placed.segments.parts[segment]:
+                        node = placed.block.nodes[part.node]
+                        work = works.of(placed, part.node, shard, backward=backward)
+                        is_run = not backward or any(name in differentiable for name in node.outputs)
+                        if work is not None or (node.op.is_view and is_run):
+                            own.append((work, part.share))
+    return found
+
+
 def recosted(
     tasks: TaskGraph, strategy: Strategy, machine: Machine, costs: Sequence[Costs]
 ) -> list[list[float]]:

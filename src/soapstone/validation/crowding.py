@@ -78,6 +78,11 @@ class Crowding:
         stretch = self.stretch[busy - 1]
         return seconds + stretch * self.in_step[busy - 1].of(work, seconds / stretch)
 
+    @property
+    def beside_s(self) -> float:
+        """What a step takes beside its tasks."""
+        return self.in_step[-1].beside_s * self.stretch[-1] if self.in_step else 0.0
+
     def update_s(self, own_s: float, busy: int) -> float:
         """The same of an update."""
         longer = self.in_step[busy - 1].update if self.in_step else 0.0

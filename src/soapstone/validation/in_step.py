@@ -1,10 +1,16 @@
-"""What operators take longer in a step than over and over again.
+"""What operators take longer in a step than over and over again, and what a step takes beside them.
 
 An operator that is measured runs many times in a row: its weights are in the caches of its cores, and so are
-the interpreter's own structures. In a step hundreds of others come in between, on all ranks at once. So the
-operators of a strategy are run one after the other, forward and then backward, as a step does, by one rank
-and by all, and what they take beyond what was measured is put down to each pass, to each byte that it
-touches, and to its time ([measured] two ranks of one Arm core: 50 us a pass, together 0 to 4 % of the time).
+the interpreter's own structures. In a step hundreds of others come in between, on all ranks at once, and the
+runtime does its part: it hands values on, looks at tensors in another way (views, which no cost model has
+time for), collects gradients into buckets. So ranks do steps of a strategy alone (`runtime.alone`), one of
+them and all of them, and what forward tasks take beyond what was measured is put down to each task, to each
+view, and to time; the rest is the step's own ([measured] two ranks of one Arm core each, a small Llama: its
+40 forward tasks take 6.8 ms alone, 4.1 by what was measured; 45 us more for each of them and for each view).
+
+Backward passes follow each other within one call of autograd, of which only the whole is seen. Over and over
+again each has a call of its own; so where they take less than that, it is as much less for each of them, and
+where they take more, each takes longer by the same part.
 
 On GPUs the kernels of a step follow each other as measured ones do, and what launching them takes longer is
 measured elsewhere (`cost.among`).
@@ -13,182 +19,268 @@ measured elsewhere (`cost.among`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from math import sqrt
-from random import Random
 from statistics import median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from soapstone.cost.among import InTurn, Turn
-from soapstone.cost.candidates import Candidate
 from soapstone.cost.work import Work
+from soapstone.runtime.alone import Clock, StepAlone, Taken
 from soapstone.runtime.wire import Wire
 from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.passes import passes_in
+from soapstone.tasks.task import BufferKind, TaskGraph, TaskKind
 
 Floats = NDArray[np.float64]
 
-ROUNDS, WARM_UP = 6, 2
-"""[choice] How often all operators have their turn, and how often before that."""
+ROUNDS, FEWEST_ROUNDS, WARM_UP = 8, 3, 2
+"""[choice] How often each step is done, no more and no less, and how often before that."""
 
-LONGEST_S, MOST_BYTES = 0.25, 2**31
-"""[choice] Operators are left out, by chance, until one round takes no longer and touches no more."""
+LONGEST_S = 6.0
+"""[choice] There are fewer rounds where they would take longer."""
 
 FEWEST = 8
-"""[choice] With fewer passes than this nothing is told apart; no fewer than twice as many operators are
-left."""
+"""[choice] With fewer tasks than this nothing is told apart."""
 
 MOST_SHARE = 1.0
 """[choice] No pass takes longer by more than this part of its time for its time's sake, or shorter by more
 than half of that."""
 
 LEAST_S = 2e-5
-"""[choice] Passes are weighed by what they take, no pass as if it took less."""
+"""[choice] Tasks are weighed by what they take, no task as if it took less."""
 
-DOUBT = 0.25
-"""[choice] That times as such are as measured is believed as if this part of all passes had said so: passes
-with many bytes take long, and what is the bytes' could be said to be the time's, and the other way round."""
+DOUBT = 2.0
+"""[choice] That times as such are as measured is believed as if so many times all tasks had said so: what
+they take longer is the runtime's before it is theirs."""
 
 
 @dataclass(frozen=True)
 class Longer:
-    """What a pass takes longer: so many seconds, and seconds for each byte that it touches and for each
-    second that it takes."""
+    """What a task and each of its views take; and what a pass takes longer, as such and for each second."""
 
+    task_s: float = 0.0
+    view_s: float = 0.0
     pass_s: float = 0.0
-    byte_s: float = 0.0
     share: float = 0.0
 
-    def of(self, work: Work, seconds: float) -> float:
-        """What this pass, which takes so long over and over again, takes longer."""
-        return max(-seconds, self.pass_s + self.byte_s * work.size_bytes + self.share * seconds)
+    def of(self, seconds: float) -> float:
+        """What a pass, which takes so long over and over again, takes longer."""
+        return max(-MOST_SHARE / 2 * seconds, self.pass_s + self.share * seconds)
 
 
 @dataclass(frozen=True)
 class InStep:
-    """The same of forward and of backward passes; and by what part of its time an update takes longer."""
+    """The same of forward and of backward passes; by what part of its time an update takes longer; what it
+    takes to put the gradient of a weight into a bucket, and each byte of it; and what a step does beside its
+    tasks."""
 
     forward: Longer = field(default_factory=Longer)
     backward: Longer = field(default_factory=Longer)
     update: float = 0.0
+    weight_s: float = 0.0
+    weight_byte_s: float = 0.0
+    beside_s: float = 0.0
 
     def of(self, work: Work, seconds: float) -> float:
         """What this pass, which takes so long over and over again, takes longer."""
-        return (self.backward if work.is_backward else self.forward).of(work, seconds)
+        return (self.backward if work.is_backward else self.forward).of(seconds)
 
-
-def operators_in_turn(strategy: Strategy, seconds_of: Callable[[Work], float]) -> list[Candidate]:
-    """The operators of a strategy in turn, each as its first shard has it; as many as there is time for."""
-    found = [
-        Candidate(strategy.graph, node, row[0])
-        for layout in strategy.layouts.values()
-        for node, row in zip(layout.block.nodes, layout.boxes, strict=True)
-        if row
-    ]
-    found = [each for each in found if each.works]
-    works = [work for each in found for work in each.works]
-    taken = max(sum(map(seconds_of, works)) / LONGEST_S, sum(work.size_bytes for work in works) / MOST_BYTES)
-    kept = min(len(found), max(2 * FEWEST, int(len(found) / max(1.0, taken))))
-    return [found[i] for i in sorted(Random(0).sample(range(len(found)), kept))]
+    def collecting_s(self, size_bytes: int) -> float:
+        """What it takes to put a gradient into a bucket."""
+        return self.weight_s + self.weight_byte_s * size_bytes
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """What passes and updates of weights of some size take over and over."""
+    """What passes and updates of weights of some size take over and over, and a call of autograd."""
 
     pass_s: Callable[[Work], float]
     update_s: Callable[[int], float]
+    call_s: float
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A strategy, and its step for a rank to do alone."""
+
+    strategy: Strategy
+    step: StepAlone
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was seen of a step: all of it, and its tasks."""
+
+    whole_s: float
+    taken: Taken
 
 
 def measured_in_step(
-    wire: Wire, todo: Sequence[Candidate], in_turn: InTurn, repeated: Sequence[Repeated]
+    wire: Wire, alone: Alone | None, clock: Clock, repeated: Sequence[Repeated]
 ) -> tuple[InStep, ...]:
-    """What passes take longer in a step for 1, 2, ... ranks at work, the same on every rank. `in_turn` runs
-    `todo` one after the other; `repeated` has what they take over and over by the same clock, for 1, 2, ...
-    ranks. Numbers of ranks take turns, so that what else the computer does falls on all of them alike."""
-    if wire.size == 1 or not todo:
+    """What passes take longer in a step for 1, 2, ... ranks at work, the same on every rank. `repeated` has
+    what they take over and over by the same clock, for 1, 2, ... ranks. Numbers of ranks take turns, so that
+    what else the computer does falls on all of them alike."""
+    if wire.size == 1 or alone is None:
         return ()
-    seen: dict[int, list[Turn]] = {1: [], wire.size: []}
-    for _ in range(WARM_UP + ROUNDS):
-        for busy, turns in seen.items():
-            wire.meet("operators in turn")
+    longest_s = max(map(float, wire.told_by_all(str(alone.step.run(clock)), "steps alone")))
+    rounds = max(FEWEST_ROUNDS, min(ROUNDS, int(LONGEST_S / (4 * longest_s))))
+    seen: dict[int, list[_Seen]] = {1: [], wire.size: []}
+    for _ in range(WARM_UP + rounds):
+        for busy, own in seen.items():
+            wire.meet("steps alone")
             if wire.rank < busy:
-                turns.append(in_turn.run())
+                taken = alone.step.timed(clock)
+                own.append(_Seen(alone.step.run(clock), taken))
     one, everyone = (
-        _at_work(wire, busy, todo, turns[WARM_UP:], in_turn.weight_bytes, repeated[busy - 1])
-        for busy, turns in seen.items()
+        _mean(wire, _found(alone, own[WARM_UP:], repeated[busy - 1]) if own else None)
+        for busy, own in seen.items()
     )
     return tuple(_between(one, everyone, (busy - 1) / (wire.size - 1)) for busy in range(1, wire.size + 1))
 
 
-def _at_work(
-    wire: Wire,
-    busy: int,
-    todo: Sequence[Candidate],
-    turns: Sequence[Turn],
-    weight_bytes: Sequence[int],
-    repeated: Repeated,
-) -> InStep:
-    """What passes take longer while so many ranks are at it: the mean of what these have seen."""
-    columns = zip(*([*own.forward_s, *own.backward_s, own.update_s] for own in turns), strict=True)
-    own_s = [median(column) for column in columns]
-    told = wire.told_by_all(json.dumps(own_s), "operators in turn")[:busy]
-    seen_s = np.mean([json.loads(each) for each in told], axis=0).tolist()
-    update_s = sum(map(repeated.update_s, weight_bytes))
+def _found(alone: Alone, seen: Sequence[_Seen], repeated: Repeated) -> InStep | None:
+    """What this rank has seen; None if it does nothing in a step."""
+    tasks, taken = alone.step.tasks, _medians([each.taken for each in seen])
+    if not taken.tasks_s:
+        return None
+    passes_of = passes_in(tasks, alone.strategy)
+    place = tasks.tasks[next(iter(taken.tasks_s))].resource
+    rows, seen_s, backward_s = [], [], []
+    for number, passes in passes_of.items():
+        works_s = [share * repeated.pass_s(work) for work, share in passes if work is not None]
+        if tasks.tasks[number].kind is TaskKind.BACKWARD:
+            backward_s += works_s if tasks.tasks[number].resource == place else []
+        elif number in taken.tasks_s:
+            rows.append((1.0, sum(share for work, share in passes if work is None), sum(works_s)))
+            seen_s.append(taken.tasks_s[number])
+    back_s = sum(taken.tasks_s.values()) - sum(seen_s) - repeated.call_s * alone.step.calls
+    update_s = sum(map(repeated.update_s, _updated_bytes(tasks, taken)))
+    done_s = sum(taken.tasks_s.values()) + sum(taken.asked_s.values()) + taken.update_s
     return InStep(
-        longer([each.forward for each in todo], seen_s[: len(todo)], repeated.pass_s),
-        longer([each.backward for each in todo], seen_s[len(todo) : -1], repeated.pass_s),
-        seen_s[-1] / update_s - 1.0 if update_s else 0.0,
+        longer(np.array(rows, dtype=np.float64).reshape(-1, 3), np.array(seen_s)),
+        less_or_longer(backward_s, back_s),
+        taken.update_s / update_s - 1.0 if update_s else 0.0,
+        *_collecting(alone.step, taken),
+        max(0.0, median(each.whole_s for each in seen) - done_s),
     )
 
 
-def longer(
-    works: Sequence[Work | None], taken_s: Sequence[float], seconds_of: Callable[[Work], float]
-) -> Longer:
-    """What passes take longer than they do over and over again, by what they took, so that together they take
-    what they took; no time tells nothing."""
-    rows = [
-        (1.0, float(work.size_bytes), seconds_of(work), seen_s)
-        for work, seen_s in zip(works, taken_s, strict=True)
-        if work is not None and seen_s > 0
-    ]
+def longer(rows: Floats, seen_s: Floats) -> Longer:
+    """What forward tasks take longer than their passes do over and over again, by what they took, so that
+    together they take what they took. A row has one, a task's views, and its passes' seconds."""
     if len(rows) < FEWEST:
         return Longer()
-    told = np.array(rows)
-    units, seen = np.mean(told[:, :3], axis=0), told[:, 3]
-    of_what, own_s = told[:, :3] / units, told[:, 2]
+    own_s = rows[:, 2]
+    units = np.maximum(np.mean(rows, axis=0), 1e-30)
+    of_what = rows / units
     weight = 1.0 / np.sqrt(np.maximum(own_s, LEAST_S))
     columns = np.vstack([of_what * weight[:, None], [0.0, 0.0, sqrt(DOUBT * own_s.sum()) / units[2]]])
-    wanted = np.append((seen - own_s) * weight, 0.0)
-    factors, kept = np.zeros(3), [0, 1, 2]
-    while True:  # nothing is faster for being one of many, or for its bytes
+    wanted = np.append((seen_s - own_s) * weight, 0.0)
+    factors = np.zeros(3)
+    kept = [i for i in range(3) if rows[:, i].any()]
+    while True:  # nothing is faster for being one of many
         factors[:] = 0.0
         factors[kept], *_ = np.linalg.lstsq(columns[:, kept], wanted, rcond=None)
         least = int(np.argmin(factors[:2]))
         if factors[least] >= 0:
             break
         kept.remove(least)
-    pass_s, byte_s, share = factors / units
-    share += (seen - own_s - of_what @ factors).sum() / own_s.sum()  # what doubt has kept back
-    bounded = min(MOST_SHARE, max(-MOST_SHARE / 2, share))
-    return Longer(_digits(pass_s), _digits(byte_s), _digits(bounded))
+    task_s, view_s, share = factors / units
+    share += (seen_s - own_s - of_what @ factors).sum() / max(own_s.sum(), 1e-9)  # what doubt has kept back
+    return Longer(_digits(task_s), _digits(view_s), 0.0, _bounded(share))
 
 
-def _between(one: InStep, everyone: InStep, part: float) -> InStep:
-    def mean(a: Longer, b: Longer) -> Longer:
-        return Longer(
-            *(
-                _digits((1 - part) * getattr(a, name) + part * getattr(b, name))
-                for name in ("pass_s", "byte_s", "share")
-            )
-        )
+def less_or_longer(passes_s: Sequence[float], seen_s: float) -> Longer:
+    """What backward passes take less or longer than over and over again, by what all of them took."""
+    own_s = sum(passes_s)
+    if len(passes_s) < FEWEST or own_s <= 0:
+        return Longer()
+    more_s = seen_s - own_s
+    if more_s < 0:
+        return Longer(pass_s=_digits(max(more_s, -MOST_SHARE / 2 * own_s) / len(passes_s)))
+    return Longer(share=_bounded(more_s / own_s))
 
+
+def _bounded(share: float) -> float:
+    return _digits(min(MOST_SHARE, max(-MOST_SHARE / 2, share)))
+
+
+def _updated_bytes(tasks: TaskGraph, taken: Taken) -> list[int]:
+    """The sizes of the gradients of the device whose tasks these are."""
+    own = {tasks.tasks[number].resource for number in taken.tasks_s}
+    return [
+        buffer.size_bytes
+        for buffer in tasks.buffers
+        if buffer.kind is BufferKind.WEIGHT_GRADIENT
+        for key in buffer.needed_by
+        if tasks.tasks[tasks.ids[key]].resource in own
+    ]
+
+
+def _collecting(step: StepAlone, taken: Taken) -> tuple[float, float]:
+    """What collecting a gradient takes, and each byte of it."""
+    rows = [
+        (float(pieces), float(size_bytes), taken.asked_s[task])
+        for task, pieces, size_bytes in step.sums
+        if task in taken.asked_s
+    ]
+    if not rows:
+        return 0.0, 0.0
+    told = np.array(rows)
+    units = np.maximum(told[:, :2].mean(axis=0), 1e-30)
+    both, *_ = np.linalg.lstsq(told[:, :2] / units, told[:, 2], rcond=None)
+    if both.min() < 0:  # all of it is the other's
+        other = int(np.argmax(both))
+        both = np.zeros(2)
+        both[other] = told[:, 2].sum() / (told[:, other] / units[other]).sum()
+    weight_s, byte_s = both / units
+    return float(weight_s), float(byte_s)
+
+
+def _medians(seen: Sequence[Taken]) -> Taken:
+    """What each task took in the median of several steps."""
+
+    def middle(found: Sequence[Mapping[int, float]]) -> dict[int, float]:
+        return {number: median(each[number] for each in found) for number in found[0]}
+
+    return Taken(
+        middle([each.tasks_s for each in seen]),
+        middle([each.asked_s for each in seen]),
+        median(each.update_s for each in seen),
+    )
+
+
+def _mean(wire: Wire, own: InStep | None) -> InStep:
+    """What lies between what ranks have seen, on every one of them."""
+    told = wire.told_by_all(json.dumps(None if own is None else asdict(own)), "steps alone")
+    found = [_of(json.loads(each)) for each in told if each != "null"]
+    mean = InStep()
+    for count, each in enumerate(found, 1):
+        mean = _between(mean, each, 1.0 / count)
+    return mean
+
+
+def _of(said: dict[str, Any]) -> InStep:
+    return InStep(**{**said, "forward": Longer(**said["forward"]), "backward": Longer(**said["backward"])})
+
+
+def _between(one: InStep, other: InStep, part: float) -> InStep:
+    def mean(a: float, b: float) -> float:
+        return _digits((1 - part) * a + part * b)
+
+    def longer_of(a: Longer, b: Longer) -> Longer:
+        return Longer(*(mean(getattr(a, each.name), getattr(b, each.name)) for each in fields(Longer)))
+
+    numbers = [each.name for each in fields(InStep) if each.name not in ("forward", "backward")]
     return InStep(
-        mean(one.forward, everyone.forward),
-        mean(one.backward, everyone.backward),
-        _digits((1 - part) * one.update + part * everyone.update),
+        longer_of(one.forward, other.forward),
+        longer_of(one.backward, other.backward),
+        *(mean(getattr(one, name), getattr(other, name)) for name in numbers),
     )
 
 

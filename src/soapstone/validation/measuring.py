@@ -15,7 +15,7 @@ from soapstone.cost.candidates import Candidate, candidates_of, spread_out
 from soapstone.cost.choice import threads_of_a_rank
 from soapstone.cost.fit import held_out
 from soapstone.cost.launching import Launches
-from soapstone.cost.measured import Basis, MeasuredCosts
+from soapstone.cost.measured import MeasuredCosts
 from soapstone.cost.profile import Profile
 from soapstone.cost.profiler import Profiler, device_at_hand, prepare
 from soapstone.graph import Graph
@@ -29,9 +29,10 @@ from soapstone.strategy.strategy import Strategy
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import Crowding, eased, measured_crowding, one_of_each, standing_for_all
 from soapstone.validation.drawing import FOUND, Drawn, found_anew
-from soapstone.validation.in_step import InStep, Repeated, measured_in_step, operators_in_turn
+from soapstone.validation.in_step import InStep, Repeated, measured_in_step
 from soapstone.validation.parts import Parts, parts_of
 from soapstone.validation.rehearsing import Inside
+from soapstone.validation.running import Model, step_alone
 from soapstone.validation.traffic import Traffic
 
 Show = Callable[[float, str], None]
@@ -83,37 +84,35 @@ class Measuring:
         self._measured += todo[:done]
         self._profile = shared_profile(self._profiler.profile, self._wire)
 
-    def crowding(self, strategy: Strategy) -> Crowding:
-        """What ranks take from each other; in steps, as they are under this strategy."""
+    def crowding(self, plan: Plan, model: Model, call_s: float) -> Crowding:
+        """What ranks take from each other; in steps, as they are under this plan, in which a call of autograd
+        takes so long."""
         runs = standing_for_all(self._profiler, self._measured, self.costs, self._kind)
         in_turn, ahead_s = self._profiler.launching_among(one_of_each(self._measured))
         found = measured_crowding(self._device, self._wire, runs, in_turn, ahead_s)
-        return found if self._device.is_cuda else replace(found, in_step=self._in_step(strategy, found))
+        if self._device.is_cuda:
+            return found
+        return replace(found, in_step=self._in_step(plan, model, found, call_s))
 
-    def _in_step(self, strategy: Strategy, crowding: Crowding) -> tuple[InStep, ...]:
-        """What operators take longer in a step; nothing where ranks wait for cores, since turns of operators
-        tell less than that there ([measured] four ranks on two cores: one device is predicted 15 % too slow
-        with them, and 10 without)."""
+    def _in_step(self, plan: Plan, model: Model, crowding: Crowding, call_s: float) -> tuple[InStep, ...]:
+        """What operators take longer in a step; nothing where ranks wait for cores, since steps alone tell
+        less than that there ([measured] four ranks on two cores: one device is predicted 15 % too slow
+        with operators in turn, and 10 without)."""
         costs, kind = self.costs, self._kind
-        has_cores = self._wire.size <= usable_cores()
+        if self._wire.size > usable_cores():
+            return ()
 
         def with_busy(busy: int) -> Repeated:
             stretch = crowding.stretch[busy - 1]
             return Repeated(
                 lambda work: crowding.seconds(work, costs.compute_s(work, kind), busy) / stretch,
                 lambda size_bytes: crowding.update_s(costs.update_s(size_bytes, kind), busy) / stretch,
+                call_s,
             )
 
         levels = [with_busy(busy) for busy in range(1, self._wire.size + 1)]
-        known = [
-            each
-            for each in operators_in_turn(strategy, levels[-1].pass_s)
-            if has_cores and all(costs.basis(work, kind) is Basis.MEASURED for work in each.works)
-        ]
-        todo, in_turn = self._profiler.in_turn(known)
-        told = self._wire.told_by_all(json.dumps([each.node.name for each in todo]), "operators in turn")
-        agree = len(set(told)) == 1  # all of them can run the same
-        return measured_in_step(self._wire, todo if agree else [], in_turn, levels)
+        alone = step_alone(plan, model, self._wire)
+        return measured_in_step(self._wire, alone, self._device.clock, levels)
 
     def found_anew(
         self, found: Sequence[Drawn], graph: Graph, seed: int, crowding: Crowding, traffic: Traffic

@@ -42,7 +42,7 @@ from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
 from soapstone.tasks.exchange import Pattern
-from soapstone.tasks.passes import recosted
+from soapstone.tasks.passes import passes_in, recosted
 from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, Key, TaskGraph, TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import NO_CROWDING, ROUNDS, Crowding, crowded, under_way
@@ -57,6 +57,7 @@ from soapstone.validation.ends import (
     summed_bytes,
 )
 from soapstone.validation.handing import Handing
+from soapstone.validation.in_step import InStep
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
 
 Floats = NDArray[np.float64]
@@ -103,6 +104,7 @@ class Parts:
     latency_s: Floats
     flat: tuple[Any, ...]
     launches_ahead: bool
+    beside_s: float
 
     def durations(self, found: Calibration) -> Floats:
         """The durations under a calibration; on GPUs those of launching follow."""
@@ -125,7 +127,7 @@ class Parts:
 
     def makespan_s(self, found: Calibration) -> float:
         """The predicted step under a calibration."""
-        return native.simulate(self.durations(found), *self.flat)[2] + found.step_s
+        return native.simulate(self.durations(found), *self.flat)[2] + self.beside_s + found.step_s
 
     def timeline(self, found: Calibration) -> Timeline:
         """When each task runs under a calibration; on GPUs, launching is a part of it."""
@@ -133,7 +135,9 @@ class Parts:
         count = len(self.tasks.tasks)
         if self.launches_ahead:
             end_s[self._computing] = np.maximum(end_s[self._computing], end_s[count:])
-        return Timeline(start_s[:count].tolist(), end_s[:count].tolist(), makespan_s + found.step_s)
+        return Timeline(
+            start_s[:count].tolist(), end_s[:count].tolist(), makespan_s + self.beside_s + found.step_s
+        )
 
 
 def parts_of(
@@ -237,6 +241,7 @@ def parts_of(
         latency_s,
         flat,
         launches is not None,
+        crowding.beside_s,
     )
 
 
@@ -288,7 +293,26 @@ def _crowded_apart(
         return _Counting(of_pass, lambda *update: crowding.update_s(costs.update_s(*update), level + 1))
 
     levels = [at(level) for level in range(len(crowding.usual))]
-    return np.array(recosted(tasks, strategy, machine, levels))
+    found = np.array(recosted(tasks, strategy, machine, levels))
+    for level, in_step in enumerate(crowding.in_step):
+        found[level] += crowding.stretch[level] * _around(tasks, strategy, in_step)
+    return found
+
+
+def _around(tasks: TaskGraph, strategy: Strategy, in_step: InStep) -> Floats:
+    """What each task does beside passes: itself, views, and collecting gradients that are added up."""
+    found = np.zeros(len(tasks.tasks))
+    for number, passes in passes_in(tasks, strategy).items():
+        is_backward = tasks.tasks[number].kind is TaskKind.BACKWARD
+        own = in_step.backward if is_backward else in_step.forward
+        found[number] = own.task_s + own.view_s * sum(share for work, share in passes if work is None)
+    for buffer in tasks.buffers:
+        if buffer.kind is BufferKind.WEIGHT_GRADIENT:
+            for number in (tasks.ids[key] for key in buffer.needed_by):
+                before = (tasks.tasks[i].kind for i in tasks.after[number])
+                if any(kind is TaskKind.ALL_REDUCE for kind in before):
+                    found[number] += in_step.collecting_s(buffer.size_bytes)
+    return found
 
 
 def _most_ahead(ran: AsRun, launching_s: Floats, ahead_s: float | None) -> Mapping[int, tuple[int]]:

@@ -7,6 +7,7 @@ allocator gave out at most during a step, beyond what the rank holds between ste
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
@@ -18,15 +19,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from soapstone.cost.watch import Watch
+from soapstone.errors import SoapstoneError
 from soapstone.frontends.source import Source
 from soapstone.machine.heap import settled_objects
 from soapstone.plans import Plan
+from soapstone.runtime.alone import StepAlone
 from soapstone.runtime.detecting import memory_bytes
 from soapstone.runtime.optimizing import optimizer_named
 from soapstone.runtime.run import State, state_of
 from soapstone.runtime.trainer import Options, Trainer
 from soapstone.runtime.wire import Wire
 from soapstone.sim.reference import Timeline
+from soapstone.validation.in_step import Alone
 
 WARM_UP = 2
 """[choice] Steps of a strategy before its first counted one."""
@@ -107,6 +111,7 @@ def _in_turn(trainers: Mapping[int, Trainer], model: Model, wire: Wire, steps: i
                 for _ in range(min(IN_TURN, steps - turn)):
                     found[i].steps_s.append(_timed_step(trainer, model, wire))
         for i, trainer in trainers.items():
+            found[i].steps_s = _slowest(found[i].steps_s, wire)
             found[i].peak_bytes = _peaks(trainer, model, wire)
     return found
 
@@ -118,6 +123,16 @@ def traced(plan: Plan, model: Model, wire: Wire) -> Timeline:
         trainer.step(model.inputs)
     _, _, timeline = trainer.traced_step(model.inputs)
     return timeline
+
+
+def step_alone(plan: Plan, model: Model, wire: Wire) -> Alone | None:
+    """A plan's step for each rank to do alone; None where one of them cannot."""
+    step: StepAlone | None = None
+    with contextlib.suppress(RuntimeError, SoapstoneError):
+        step = StepAlone(plan, model.state, model.parameters, model.inputs, wire)
+        step.run(perf_counter)
+    told = wire.told_by_all("no" if step is None else "yes", "steps alone")
+    return Alone(plan.strategy, step) if step is not None and "no" not in told else None
 
 
 def _trainer(plan: Plan, model: Model, wire: Wire, *, fuse: bool) -> Trainer:
@@ -143,20 +158,22 @@ def _chunks(plans: Sequence[Plan], wire: Wire) -> list[list[int]]:
 
 
 def _timed_step(trainer: Trainer, model: Model, wire: Wire) -> float:
-    if wire.size > 1:
-        dist.barrier()
+    """Seconds of a step on this rank. Ranks meet as they do in steps: gloo's threads would take their cores
+    while the step begins."""
+    wire.meet("step")
     start = perf_counter()
     trainer.step(model.inputs)
     if wire.device.type == "cuda":
         torch.cuda.synchronize()
-    return _most(perf_counter() - start, wire)
+    return perf_counter() - start
 
 
-def _most(number: float, wire: Wire) -> float:
-    found = torch.tensor([number], dtype=torch.float64, device=wire.host)
+def _slowest(steps_s: Sequence[float], wire: Wire) -> list[float]:
+    """Each step as long as it was on the slowest rank."""
+    found = torch.tensor(steps_s, dtype=torch.float64, device=wire.host)
     if wire.size > 1:
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return float(found)
+    return [float(each) for each in found]
 
 
 def _peaks(trainer: Trainer, model: Model, wire: Wire) -> tuple[int, ...]:

@@ -75,13 +75,15 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     found = drawn(graph, machine, costs, wanted.strategies, wanted.seed, wanted.given(graph))
     if len(found) < 2:
         raise TrainingError(f"model '{graph.name}' has no two strategies on machine '{machine.name}'")
+    model = model_of(source, graph, captured.constants, wire.device)
     told, crowding, inside, traffic = None, NO_CROWDING, Inside(), AS_THE_MACHINE_SAYS
     if wanted.costs == "measured":
         with settled_objects():  # as steps are run
             measuring = Measuring(machine, wanted.budget_s, wire, show)
             measuring.strategies(found)
-            crowding = measuring.crowding(found[0].strategy)
             traffic = measured_traffic(wire, machine)
+            first = run_plan(found[0], machine, measuring.costs)
+            crowding = measuring.crowding(first, model, traffic.handing.call_s)
             found = measuring.found_anew(found, graph, wanted.seed, crowding, traffic)
             costs, inside, told = measuring.costs, measuring.inside(), measuring.told(crowding)
     plans = [run_plan(each, machine, costs) for each in found]
@@ -89,7 +91,6 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
         peaks, unrehearsed = rehearsed_peaks(
             plans, captured.constants, inside, wire, lambda done: show(done, "strategies rehearsed")
         )
-    model = model_of(source, graph, captured.constants, wire.device)
     seen = ran(plans, model, wire, wanted.steps, lambda done: show(done, "strategies run"))
     if told is not None:
         with settled_objects():
