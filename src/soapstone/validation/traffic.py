@@ -119,7 +119,7 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
         {count: latency for count, (latency, _) in sums.items()},
         _delay(wire) if are_apart else None,
         _beyond(wire) if are_apart else 1.0,
-        _latency(wire, machine, handing.message_s) if are_apart else 1.0,
+        _latency(wire, machine, handing.message_s),
         0 if wire.belts is None else wire.belts.piece_bytes,
         handing,
         meeting,
