@@ -11,18 +11,22 @@ from typing import Any
 import torch
 
 from oracles.gpucases import sums_of_slices
-from soapstone.cost.among import Turn
-from soapstone.cost.candidates import Candidate
+from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.profiler import Again, device_at_hand
 from soapstone.errors import TrainingError
 from soapstone.frontends.source import load
 from soapstone.machine import preset
+from soapstone.runtime.alone import Taken
 from soapstone.runtime.recording import Recorder, gathered_spans
 from soapstone.runtime.staging import Queued
 from soapstone.runtime.wire import Wire
 from soapstone.search.baselines import data_parallel
+from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.build import task_graph
+from soapstone.tasks.passes import passes_in
+from soapstone.tasks.task import TaskGraph, TaskKind
 from soapstone.validation.crowding import Crowding, measured_crowding
-from soapstone.validation.in_step import InStep, Repeated, measured_in_step, operators_in_turn
+from soapstone.validation.in_step import Alone, InStep, Repeated, measured_in_step
 from soapstone.validation.traffic import Traffic, measured_traffic
 
 
@@ -93,37 +97,66 @@ def crowding_seen(rank: int, size: int, folder: str) -> Crowding:
     return measured_crowding(device_at_hand("cpu", threads=2), Wire(rank, size), runs)
 
 
-class _Turns:
-    """Made-up turns of operators, which take longer by a rank's own measure and by who else is at it."""
+PASS_S, TASK_S, VIEW_S, CALL_S, SUM_S, BESIDE_S = 1e-4, 5e-5, 2e-5, 3e-4, 4e-4, 7e-4
+"""What made-up steps take: every pass over and over, and in a step; a task and a view; a call of autograd, of
+which there is one; a sum; and the rest."""
 
-    weight_bytes = (1000, 2000)
 
-    def __init__(self, todo: Sequence[Candidate], rank: int, folder: Path) -> None:
-        self._todo, self._rank, self._own = todo, rank, folder / str(rank)
+class _Step:
+    """Made-up steps of a rank under data parallelism, whose forward tasks and update take longer if others
+    are at it."""
 
-    def run(self) -> Turn:
+    calls = 1
+
+    def __init__(self, tasks: TaskGraph, strategy: Strategy, rank: int, folder: Path) -> None:
+        self.tasks, self._rank, self._own = tasks, rank, folder / str(rank)
+        place = preset("cpu:1x2").devices[rank].name
+        self._passes = {
+            number: passes
+            for number, passes in passes_in(tasks, strategy).items()
+            if tasks.tasks[number].resource == place
+        }
+        sums = [n for n, task in enumerate(tasks.tasks) if task.kind is TaskKind.ALL_REDUCE]
+        self.sums = [(sums[0], 4, 4096)]
+
+    def _is_alone(self) -> bool:
         """Whether others are at it shows in the files that each leaves."""
         self._own.touch()
         sleep(0.02)
         alone = len(list(self._own.parent.iterdir())) == 1
         sleep(0.02)
         self._own.unlink()
-        longer_s = 5e-5 if alone else 1e-4 + 5e-5 * self._rank
-        passes = [PASS_S + longer_s for _ in self._todo]
-        return Turn(passes, passes, 3e-3 * (2 if alone else 3))
+        return alone
 
+    def timed(self, clock: Callable[[], float]) -> Taken:
+        del clock
+        times = 1.0 if self._is_alone() else 2.0 + self._rank
+        tasks_s, back_s = {}, CALL_S
+        for number, passes in self._passes.items():
+            own_s = PASS_S * sum(share for work, share in passes if work is not None)
+            if self.tasks.tasks[number].kind is TaskKind.FORWARD:
+                views = sum(share for work, share in passes if work is None)
+                tasks_s[number] = own_s + times * (TASK_S + VIEW_S * views)
+            else:
+                back_s += 0.9 * own_s
+                last = number
+        return Taken({**tasks_s, last: back_s}, {self.sums[0][0]: SUM_S}, times * PASS_S)
 
-PASS_S = 1e-4
-"""What every pass takes over and over."""
+    def run(self, clock: Callable[[], float]) -> float:
+        taken = self.timed(clock)
+        return sum(taken.tasks_s.values()) + sum(taken.asked_s.values()) + taken.update_s + BESIDE_S
 
 
 def in_step_seen(rank: int, size: int, folder: str) -> tuple[InStep, ...]:
-    """What ranks make of made-up turns."""
-    strategy = data_parallel(load("lenet", tiny=True, devices=2).captured().graph, preset("cpu:1x2"))
-    todo = operators_in_turn(strategy, lambda _: 0.0)
-    turns = _Turns(todo, rank, Path(folder))
-    repeated = Repeated(lambda _: PASS_S, lambda size_bytes: 1e-6 * size_bytes)
-    return measured_in_step(Wire(rank, size), todo, turns, [repeated] * size)  # type: ignore[arg-type]
+    """What ranks make of made-up steps."""
+    machine = preset("cpu:1x2")
+    strategy = data_parallel(load("lenet", tiny=True, devices=2).captured().graph, machine)
+    tasks = task_graph(strategy, machine, AnalyticCosts())
+    step = _Step(tasks, strategy, rank, Path(folder))
+    weights = sum(task.kind is TaskKind.UPDATE for task in tasks.tasks) // size
+    repeated = Repeated(lambda _: PASS_S, lambda _: PASS_S / weights, CALL_S)
+    alone = Alone(strategy, step)  # type: ignore[arg-type]
+    return measured_in_step(Wire(rank, size), alone, lambda: 0.0, [repeated] * size)
 
 
 def disagreeing(rank: int, size: int) -> str:

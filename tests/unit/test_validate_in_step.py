@@ -1,188 +1,177 @@
-"""What operators take longer in a step than over and over again."""
+"""What operators take longer in a step than over and over again, and what a step takes beside them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles.ranks import Ranks
-from oracles.wirecases import in_step_seen
+from oracles.wirecases import BESIDE_S, SUM_S, TASK_S, VIEW_S, in_step_seen
 
-from soapstone.cost.among import InTurn, Turn
 from soapstone.cost.analytic import AnalyticCosts
-from soapstone.cost.profiler import Profiler, device_at_hand
-from soapstone.cost.work import Work, is_free
+from soapstone.cost.work import Work
 from soapstone.frontends.source import load
 from soapstone.graph import GraphBuilder
 from soapstone.machine import preset
 from soapstone.plans import planned, predicted
 from soapstone.search.baselines import data_parallel
 from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.build import task_graph
+from soapstone.tasks.passes import passes_in
+from soapstone.tasks.task import TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import Crowding
-from soapstone.validation.in_step import InStep, Longer, longer, operators_in_turn
+from soapstone.validation.in_step import InStep, Longer, less_or_longer, longer
 from soapstone.validation.parts import parts_of
 
 COSTS = AnalyticCosts()
+CPUS = preset("cpu:1x2")
 ALONE = Crowding((1.0, 1.0))
 
 
 def lenet() -> Strategy:
-    return data_parallel(load("lenet", tiny=True, devices=2).captured().graph, preset("cpu:1x2"))
+    return data_parallel(load("lenet", tiny=True, devices=2).captured().graph, CPUS)
 
 
-def work(size_bytes: int, *, backward: bool = False) -> Work:
-    return Work(
-        "relu", (), ((size_bytes // 4,),), ((size_bytes // 4,),), "f32", int(backward), 1.0, size_bytes
-    )
+def work(*, backward: bool = False) -> Work:
+    return Work("relu", (), ((16,),), ((16,),), "f32", int(backward), 1.0, 64)
 
 
-def seconds_of(own: Work) -> float:
-    """Not in proportion to its bytes, or nothing tells one from the other."""
-    return 1e-5 + 1e-10 * (own.size_bytes % 65536) * 40
+ROWS = np.array([(1.0, float(n % 3), 1e-5 * (7 * n % 31 + 1)) for n in range(24)])
+"""Tasks: one, views, seconds."""
 
 
-SIZES = [4096 * (7 * n % 31 + 1) for n in range(20)]
+@given(st.floats(1e-6, 1e-4), st.floats(1e-6, 1e-4))
+def test_what_was_put_in_is_found(task_s: float, view_s: float) -> None:
+    found = longer(ROWS, ROWS @ np.array([task_s, view_s, 1.0]))
+    assert found.task_s == pytest.approx(task_s, rel=0.02, abs=1e-7)
+    assert found.view_s == pytest.approx(view_s, rel=0.02, abs=1e-7)
+    assert found.share == pytest.approx(0.0, abs=0.01)
 
 
-@given(st.floats(1e-6, 1e-3), st.floats(1e-12, 1e-9))
-def test_what_was_put_in_is_found(pass_s: float, byte_s: float) -> None:
-    works = [work(size) for size in SIZES]
-    wanted = Longer(pass_s, byte_s)
-    found = longer(
-        works, [seconds_of(each) + wanted.of(each, seconds_of(each)) for each in works], seconds_of
-    )
-    for each in works:
-        assert found.of(each, seconds_of(each)) == pytest.approx(wanted.of(each, seconds_of(each)), rel=0.02)
-
-
-def test_no_pass_is_shorter_for_its_own_sake_or_for_its_bytes() -> None:
-    works = [work(size) for size in SIZES]
-    found = longer(works, [max(1e-7, seconds_of(each) * 0.9) for each in works], seconds_of)
-    assert found.pass_s == found.byte_s == 0.0
+def test_no_task_is_shorter_for_its_own_sake_or_for_its_views() -> None:
+    found = longer(ROWS, 0.9 * ROWS[:, 2])
+    assert found.task_s == found.view_s == 0.0
     assert found.share == pytest.approx(-0.1, abs=1e-3)
 
 
-@given(st.lists(st.floats(0.5, 2.5), min_size=20, max_size=20))
-def test_together_passes_take_what_they_took(factors: list[float]) -> None:
+@given(st.lists(st.floats(0.5, 2.5), min_size=24, max_size=24))
+def test_together_tasks_take_what_they_took(factors: list[float]) -> None:
     """Whatever each of them took."""
-    works = [work(size) for size in SIZES]
-    own_s = [seconds_of(each) for each in works]
-    seen_s = [factor * each for factor, each in zip(factors, own_s, strict=True)]
-    found = longer(works, seen_s, seconds_of)
+    seen_s = np.array(factors) * ROWS[:, 2]
+    found = longer(ROWS, seen_s)
     assume(-0.5 < found.share < 1.0)  # its bounds
-    said_s = sum(each + found.of(own, each) for own, each in zip(works, own_s, strict=True))
-    assert said_s == pytest.approx(sum(seen_s), rel=0.02)
+    said_s = ROWS @ np.array([found.task_s, found.view_s, 1.0 + found.share])
+    assert said_s.sum() == pytest.approx(seen_s.sum(), rel=0.02)
 
 
-def test_few_passes_tell_nothing_and_those_without_a_time_are_none() -> None:
-    works = [work(4096 * n) for n in range(1, 8)]
-    assert longer(works, [1.0] * 7, seconds_of) == Longer()
-    assert longer([*works, work(4), None], [1.0] * 7 + [0.0, 1.0], seconds_of) == Longer()
+@given(st.lists(st.floats(1e-5, 1e-3), min_size=8, max_size=40), st.floats(0.55, 1.9))
+def test_together_backward_passes_take_what_they_took(passes_s: list[float], factor: float) -> None:
+    """Those that take less do so each by as much, unless that were more than half of one; those that take
+    longer by the same part."""
+    found = less_or_longer(passes_s, factor * sum(passes_s))
+    assert (found.pass_s < 0) == (factor < 1)
+    assert found.share >= 0
+    said_s = sum(each + found.of(each) for each in passes_s)
+    if found.pass_s >= -min(passes_s) / 2:
+        assert said_s == pytest.approx(factor * sum(passes_s), rel=0.02)
 
 
-def test_a_pass_never_takes_less_than_nothing() -> None:
-    assert Longer(share=-2.0).of(work(64), 1.0) == -1.0
+def test_few_tasks_tell_nothing() -> None:
+    assert longer(ROWS[:7], 2 * ROWS[:7, 2]) == Longer()
+    assert less_or_longer([1e-4] * 7, 1e-3) == Longer()
+
+
+def test_a_pass_never_takes_less_than_half() -> None:
+    assert Longer(pass_s=-2.0).of(1.0) == -0.5
+    assert Longer(share=-2.0).of(1.0) == -0.5
 
 
 def test_where_ranks_wait_for_cores_all_of_it_is_stretched() -> None:
     """A pass of 1 ms by its clock, for which two are to be waited for, has half a millisecond more of its
     own in a step."""
-    own = InStep(Longer(3e-4, share=0.2))
+    own = InStep(Longer(pass_s=3e-4, share=0.2), beside_s=1e-3)
     crowding = Crowding((1.0, 2.0), in_step=(own, own), stretch=(1.0, 2.0))
-    assert crowding.seconds(work(64), 1e-3, 1) == pytest.approx(1.5e-3)
-    assert crowding.seconds(work(64), 1e-3, 2) == pytest.approx(3e-3)
+    assert crowding.seconds(work(), 1e-3, 1) == pytest.approx(1.5e-3)
+    assert crowding.seconds(work(), 1e-3, 2) == pytest.approx(3e-3)
+    assert crowding.beside_s == pytest.approx(2e-3)
 
 
-def test_all_operators_of_a_device_have_their_turn_or_an_even_part_of_them() -> None:
-    """As many as there is time for, a quarter of a second, but no fewer than 16; in the order of the
-    graph."""
-    strategy = lenet()
-    graph = strategy.graph
-    every = operators_in_turn(strategy, lambda _: 0.0)
-    assert {each.node.name for each in every} >= {
-        node.name
-        for block in strategy.blocks
-        for node in block.nodes
-        if not is_free(graph, node, backward=False)
-    }
-    deep = data_parallel(
-        load("mlp:layers=40,features=64,hidden=64", devices=2).captured().graph, preset("cpu:1x2")
-    )
-    many = operators_in_turn(deep, lambda _: 0.0)
-    assert len(many) > 64
-    names = [each.node.name for each in many]
-    for pass_s, count in ((0.25 / 100, len(many) // 2), (1.0, 16)):
-        some = [each.node.name for each in operators_in_turn(deep, lambda _, own_s=pass_s: own_s)]
-        assert len(some) == pytest.approx(count, rel=0.5)
-        assert some == sorted(some, key=names.index)
-
-
-def test_each_operator_has_a_time_forward_and_backward_but_for_the_first_gradient() -> None:
-    profiler = Profiler(device_at_hand("cpu"))
-    todo, in_turn = profiler.in_turn(operators_in_turn(lenet(), lambda _: 0.0))
-    turn = in_turn.run()
-    assert len(turn.forward_s) == len(turn.backward_s) == len(todo)
-    assert all(each > 0 for each in turn.forward_s)
-    without = [i for i, each in enumerate(todo) if each.backward is not None and not turn.backward_s[i]]
-    assert len(without) == 1  # what came first in the call of autograd
-    assert all(not turn.backward_s[i] for i, each in enumerate(todo) if each.backward is None)
-    assert turn.update_s > 0
-
-
-def test_nothing_has_its_turn_where_something_goes_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All together may be too much for a rank, each by itself not."""
-
-    def too_much(_: InTurn) -> Turn:
-        raise MemoryError("too much")
-
-    monkeypatch.setattr(InTurn, "run", too_much)
-    todo, in_turn = Profiler(device_at_hand("cpu")).in_turn(operators_in_turn(lenet(), lambda _: 0.0))
-    assert todo == []
-    assert in_turn.weight_bytes == []
-
-
-def test_a_weight_that_two_nodes_read_is_one() -> None:
-    build = GraphBuilder("twice")
+def test_views_are_passes_without_work() -> None:
+    """Taken back too, where something depends on them."""
+    build = GraphBuilder("views")
     x, w = build.input("x", (4, 6)), build.weight("w", (6, 6))
-    (y,) = build.add("linear", [x, w, None], name="first")
-    (z,) = build.add("linear", [y, w, None], name="second")
+    (seen,) = build.add("reshape", [x], {"shape": (4, 6)}, name="before")
+    (y,) = build.add("linear", [seen, w, None], name="product")
+    (z,) = build.add("permute", [y], {"dims": (1, 0)}, name="after")
     (loss,) = build.add("sum", [z], {"dim": (0, 1)}, name="loss")
-    strategy = data_parallel(build.graph(loss=loss), preset("cpu:1x2"))
-    _, in_turn = Profiler(device_at_hand("cpu")).in_turn(operators_in_turn(strategy, lambda _: 0.0))
-    assert in_turn.weight_bytes == [6 * 6 * 4]
+    strategy = data_parallel(build.graph(loss=loss), CPUS)
+    tasks = task_graph(strategy, CPUS, COSTS)
+    counts = {TaskKind.FORWARD: [0, 0], TaskKind.BACKWARD: [0, 0]}
+    for number, passes in passes_in(tasks, strategy).items():
+        task = tasks.tasks[number]
+        if task.resource == CPUS.devices[0].name:
+            for own, _ in passes:
+                counts[task.kind][own is None] += 1
+    assert counts[TaskKind.FORWARD][1] >= 1
+    assert counts[TaskKind.FORWARD][0] == counts[TaskKind.BACKWARD][0]
+    assert counts[TaskKind.BACKWARD][1] == 1
 
 
 def test_ranks_agree_on_what_they_have_seen(tmp_path: Path) -> None:
-    """Made-up turns: alone every pass takes 50 us longer, with both ranks at it 100 and 150, 125 on average;
-    updates twice and three times as long."""
+    """Made-up steps: with both ranks at it tasks, views and updates take two and three times as long, 2.5 on
+    average; all backward passes take nine tenths."""
     ranks = Ranks(2)
     first, second = ranks.run(in_step_seen, 2, str(tmp_path))
     ranks.close()
     assert first == second
     one, both = first
-    for found, longer_s, update in ((one, 5e-5, 1.0), (both, 1.25e-4, 2.0)):
-        assert found.update == pytest.approx(update)
-        for passes in (found.forward, found.backward):
-            assert passes.of(work(64), 1e-4) == pytest.approx(longer_s, rel=0.05)
+    for found, times in ((one, 1.0), (both, 2.5)):
+        assert found.update == pytest.approx(times - 1.0, abs=0.01)
+        assert found.forward.task_s == pytest.approx(times * TASK_S, rel=0.02)
+        assert found.forward.view_s == pytest.approx(times * VIEW_S, rel=0.02)
+        assert found.forward.share == pytest.approx(0.0, abs=0.01)
+        assert found.backward.of(1e-4) == pytest.approx(-1e-5, rel=0.05)
+        assert found.collecting_s(1024) * 4 == pytest.approx(SUM_S, rel=0.02)
+        assert found.beside_s == pytest.approx(BESIDE_S, rel=0.02)
 
 
 def test_predictions_take_what_a_step_takes_longer() -> None:
-    """A step of data parallelism is longer by what each of its passes is, and by its updates."""
-    machine, strategy = preset("cpu:1x2"), lenet()
-    plan = planned(strategy, machine, predicted(strategy, machine, COSTS), COSTS)
+    """A step of data parallelism is longer by what each of its passes, tasks, views and gradients is, by its
+    updates, and by what it does beside all that."""
+    strategy = lenet()
+    plan = planned(strategy, CPUS, predicted(strategy, CPUS, COSTS), COSTS)
 
-    def step_s(crowding: Crowding) -> float:
+    def step_s(own: InStep) -> float:
+        crowding = Crowding((1.0, 1.0), in_step=(own, own), stretch=(1.0, 1.0))
         return parts_of(plan, COSTS, crowding, backend="memory").makespan_s(Calibration())
 
-    plain_s = step_s(ALONE)
-    own = InStep(Longer(1e-3), Longer(2e-3))
-    todo = operators_in_turn(strategy, lambda _: 0.0)
-    more_s = sum(1e-3 for each in todo if each.forward) + sum(2e-3 for each in todo if each.backward)
-    assert step_s(Crowding((1.0, 1.0), in_step=(own, own), stretch=(1.0, 1.0))) == pytest.approx(
-        plain_s + more_s, rel=1e-3
-    )
-    slow = InStep(update=9.0)
-    assert step_s(Crowding((1.0, 1.0), in_step=(slow, slow), stretch=(1.0, 2.0))) > plain_s
+    plain_s = step_s(InStep())
+    assert plain_s == parts_of(plan, COSTS, ALONE, backend="memory").makespan_s(Calibration())
+    tasks = task_graph(strategy, CPUS, COSTS)
+    place = CPUS.devices[0].name
+    own = [
+        (tasks.tasks[n].kind, p)
+        for n, p in passes_in(tasks, strategy).items()
+        if tasks.tasks[n].resource == place
+    ]
+    forward = [passes for kind, passes in own if kind is TaskKind.FORWARD]
+    works = [
+        sum(w is not None for kind, p in own if kind is which for w, _ in p)
+        for which in (TaskKind.FORWARD, TaskKind.BACKWARD)
+    ]
+    views = sum(work is None for passes in forward for work, _ in passes)
+    weights = sum(task.kind is TaskKind.UPDATE and task.resource == place for task in tasks.tasks)
+    assert views > 0
+    for in_step, more_s in (
+        (InStep(Longer(pass_s=1e-3), Longer(pass_s=2e-3)), 1e-3 * works[0] + 2e-3 * works[1]),
+        (InStep(Longer(task_s=1e-3)), 1e-3 * len(forward)),
+        (InStep(Longer(view_s=1e-3)), 1e-3 * views),
+        (InStep(weight_s=1e-3), 1e-3 * weights),
+        (InStep(beside_s=1e-3), 1e-3),
+    ):
+        assert step_s(in_step) == pytest.approx(plain_s + more_s, rel=1e-3)
+    assert step_s(InStep(update=9.0)) > plain_s

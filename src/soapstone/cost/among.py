@@ -1,11 +1,9 @@
-"""Operators one after the other, as a step has them, and not one of them over and over again: what each takes
-on a CPU, what launching them takes on a GPU, and how far ahead of the GPU a thread can be."""
+"""Operators one after the other on a GPU, as a step has them, and not one of them over and over again: what
+launching them takes, and how far ahead of the GPU a thread can be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -22,12 +20,9 @@ when it has to wait for that."""
 
 
 class Launchable(Protocol):
-    """An operator that can be launched; `wanted` are the operands whose gradients it has, and `traced` says
-    whether autograd looks on."""
+    """An operator that can be launched."""
 
     has_backward: bool
-    traced: bool
-    wanted: list[int]
 
     def leaves(self) -> list[Any]:
         """Operands to launch it with."""
@@ -42,73 +37,6 @@ def ahead_s(runs: Sequence[Launchable]) -> float | None:
     own = [each for each in runs if not _waits_for_its_gpu(each)]
     found = sorted(_still_s(own) for _ in range(TRIES)) if own else []
     return found[len(found) // 2] if found and found[-1] < STILL_S / 2 else None
-
-
-@dataclass(frozen=True)
-class Turn:
-    """Seconds of operators that had their turn, forward and backward, and of the update of their weights."""
-
-    forward_s: list[float]
-    backward_s: list[float]
-    update_s: float
-
-
-class InTurn:
-    """Operators that have their turn on a CPU as in a step: all forward passes one after the other, all
-    backward passes in one call of autograd, and the update of all weights."""
-
-    def __init__(
-        self, runs: Sequence[Launchable], weights: Sequence[Any], clock: Callable[[], float]
-    ) -> None:
-        import torch
-
-        self._runs, self._clock = runs, clock
-        self._parameters = [torch.nn.Parameter(weight) for weight in weights]
-        for parameter in self._parameters:
-            parameter.grad = torch.zeros_like(parameter)
-        self._optimizer = torch.optim.SGD(self._parameters, 1e-3, 0.9) if self._parameters else None
-
-    @property
-    def weight_bytes(self) -> list[int]:
-        """The sizes of the weights that are updated."""
-        return [parameter.nbytes for parameter in self._parameters]
-
-    def run(self) -> Turn:
-        """All of them, once. What the call of autograd takes before its first gradient belongs to none."""
-        import torch
-
-        clock = self._clock
-        given = [own.leaves() for own in self._runs]
-        forward_s, made = [], []
-        for own, operands in zip(self._runs, given, strict=True):
-            start_s = clock()
-            with torch.set_grad_enabled(own.traced):
-                made.append(own.forward(operands))
-            forward_s.append(clock() - start_s)
-        roots, done = [], list[tuple[int, float]]()
-        for number, (own, operands, outputs) in enumerate(zip(self._runs, given, made, strict=True)):
-            if own.has_backward:
-                roots += [out for out in outputs if out is not None and out.requires_grad]
-                for operand in (operands[i] for i in own.wanted if operands[i] is not None):
-                    operand.register_post_accumulate_grad_hook(
-                        lambda _, number=number: done.append((number, clock()))
-                    )
-        if roots:
-            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-        start_s = clock()
-        if self._optimizer is not None:
-            self._optimizer.step()
-        return Turn(forward_s, _between(done, len(self._runs)), clock() - start_s)
-
-
-def _between(done: Sequence[tuple[int, float]], count: int) -> list[float]:
-    """What each of so many operators took, of which it is known when one had another of its gradients."""
-    found = [0.0] * count
-    for (_, before_s), (number, now_s) in pairwise(done):
-        found[number] += now_s - before_s
-    if done:
-        found[done[0][0]] = 0.0  # a part of it is not known
-    return found
 
 
 def in_turn_s(runs: Sequence[Launchable]) -> float:

@@ -22,13 +22,12 @@ from statistics import median, quantiles
 from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any
 
-from soapstone.cost.among import CYCLES_PER_S, InTurn, ahead_s, in_turn_s
+from soapstone.cost.among import CYCLES_PER_S, ahead_s, in_turn_s
 from soapstone.cost.candidates import Candidate
 from soapstone.cost.profile import Launched, Measured, OpKey, Profile, Updated, key_of
 from soapstone.cost.watch import Watch
 from soapstone.cost.work import Work
 from soapstone.errors import CostError, SoapstoneError
-from soapstone.graph import Role
 from soapstone.machine.device import KINDS
 from soapstone.machine.heap import keep_freed_memory
 from soapstone.ops.box import shape_of
@@ -184,25 +183,6 @@ class Profiler:
             return runs.again
         return None
 
-    def in_turn(self, candidates: Iterable[Candidate]) -> tuple[list[Candidate], InTurn]:
-        """Those of some candidates that can be run, and how to run them on a CPU one after the other; none
-        where that goes wrong. They read the same weights where their nodes do."""
-        kept: list[Candidate] = []
-        runs: list[_Runs] = []
-        weights: dict[tuple[Any, ...], Any] = {}
-        for candidate in candidates:
-            with contextlib.suppress(*_FAILURES):
-                own = _Runs(candidate, self.device)
-                own.prepare()
-                own.share(weights)
-                runs.append(own)
-                kept.append(candidate)
-        with contextlib.suppress(*_FAILURES):
-            in_turn = InTurn(runs, list(weights.values()), self.device.clock)
-            in_turn.run()
-            return kept, in_turn
-        return [], InTurn([], [], self.device.clock)
-
     def launching_among(self, candidates: Iterable[Candidate]) -> tuple[float, float | None]:
         """How much longer launching takes on a GPU where one operator follows another, as in a step, than
         where one of them is launched over and over again, as it is measured; and for how long a thread
@@ -339,14 +319,6 @@ class _Runs:
         if kind.is_complex:
             return torch.rand(shape, device=place).to(kind)
         return torch.randint(below, shape, device=place, dtype=kind)
-
-    def share(self, weights: dict[tuple[Any, ...], Any]) -> None:
-        """Read the weights that others read, where they have the same part of one; others will read these."""
-        graph, node = self._candidate.graph, self._candidate.node
-        for i in self.wanted:
-            name, own = node.operands[i], self.operands[i]
-            if own is not None and isinstance(name, str) and graph.value(name).role is Role.WEIGHT:
-                self.operands[i] = weights.setdefault((name, own.shape), own)
 
     def measured(self) -> tuple[list[float], list[float]]:
         """Seconds of a run in each batch, forward and backward; no backward where there is none."""

@@ -1,0 +1,77 @@
+"""Steps that a rank does alone."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+import torch
+
+from soapstone.cost.analytic import AnalyticCosts
+from soapstone.frontends.source import load
+from soapstone.machine import preset
+from soapstone.plans import planned, predicted
+from soapstone.runtime.alone import StepAlone, Stopwatch
+from soapstone.runtime.nobody import NobodysWire
+from soapstone.runtime.recording import Moment
+from soapstone.search.baselines import BASELINES, baseline
+from soapstone.tasks.task import TaskKind
+from soapstone.validation.running import model_of
+
+COSTS = AnalyticCosts()
+CPUS = preset("cpu:1x2")
+
+
+def alone(name: str, rank: int) -> StepAlone:
+    source = load("lenet", tiny=True, devices=2, weights=True)
+    captured = source.captured()
+    strategy = baseline(name, captured.graph, CPUS)
+    plan = planned(strategy, CPUS, predicted(strategy, CPUS, COSTS), COSTS)
+    place = torch.device("cpu")
+    model = model_of(source, captured.graph, captured.constants, place)
+    return StepAlone(plan, model.state, model.parameters, model.inputs, NobodysWire(rank, 2, place, "memory"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_that_a_rank_does_has_its_time(rank: int) -> None:
+    """Every call of the clock is a moment later, so that all times are known."""
+    step = alone("data_parallel", rank)
+    taken = step.timed(map(float, count()).__next__)
+    tasks, place = step.tasks.tasks, CPUS.devices[rank].name
+    forward = {n for n, task in enumerate(tasks) if task.resource == place and task.kind is TaskKind.FORWARD}
+    assert forward <= set(taken.tasks_s)
+    assert all(taken.tasks_s[number] == 1.0 for number in forward)
+    assert {tasks[n].resource for n in taken.tasks_s} == {place}
+    assert step.calls == 1
+    ((task, weights, size_bytes),) = step.sums
+    assert weights == sum(each.kind is TaskKind.UPDATE and each.resource == place for each in tasks)
+    module = load("lenet", tiny=True, devices=2, weights=True).module
+    assert size_bytes == sum(parameter.nbytes for parameter in module.parameters())
+    assert taken.asked_s == {task: 1.0}
+    assert taken.update_s == 1.0
+
+
+@pytest.mark.parametrize("name", ["model_parallel", "single_device", "zero", "pipeline"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nobody_is_waited_for(name: str, rank: int) -> None:
+    """Not by strategies either whose ranks need what others have."""
+    assert name in BASELINES
+    step = alone(name, rank)
+    for _ in range(2):
+        assert step.run(map(float, count()).__next__) == 1.0
+
+
+def test_the_time_of_tasks_stands_still_while_messages_are_asked_for() -> None:
+    now = [0.0]
+    watch = Stopwatch(lambda: now[0])
+    start = watch.computing()
+    now[0] = 2.0
+    asked = watch.now()
+    now[0] = 5.0
+    watch.asked(7, asked)
+    now[0] = 6.0
+    watch.note(3, start, watch.computing())
+    assert watch.asked_s == {7: 3.0}
+    assert watch.tasks_s == {3: 3.0}
+    watch.noting(7, Moment(0.0))()
+    assert watch.tasks_s == {3: 3.0}
