@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from soapstone.cost.candidates import candidates, spread_out
+from soapstone.cost.candidates import candidates, candidates_of, spread_out, weighty_first
 from soapstone.cost.profile import flat_shape, key_of
 from soapstone.cost.profiler import Profiler, device_at_hand, kind_named
 from soapstone.errors import CostError
 from soapstone.frontends.source import load
 from soapstone.graph import Graph, GraphBuilder
+from soapstone.machine import preset
+from soapstone.search.baselines import baseline
 
 
 def tiny(model: str) -> Graph:
@@ -78,6 +80,23 @@ def test_any_beginning_has_the_ends_of_every_operator() -> None:
     for candidate in first:
         same = [c for c in listed if key_of(c.works[0]) == key_of(candidate.works[0])]
         assert candidate.works[0].flops == max(c.works[0].flops for c in same)
+
+
+def test_what_strategies_take_most_of_is_measured_first_after_one_of_every_operator() -> None:
+    """A strategy that is there three times weighs three times as much."""
+    graph, machine = tiny("lenet"), preset("cpu:1x2")
+    spread, alone = (baseline(name, graph, machine) for name in ("data_parallel", "single_device"))
+    used = [list(each.layouts.values()) for each in (spread, spread, spread, alone)]
+    listed = candidates_of([layout for each in used for layout in each])
+    ordered = weighty_first(listed, used, lambda work: work.flops)
+    assert sorted(map(id, ordered)) == sorted(map(id, listed))
+    operators = {key_of(c.works[0]) for c in listed}
+    first = ordered[: len(operators)]
+    assert {key_of(c.works[0]) for c in first} == operators
+    in_parts = {c.works for c in candidates_of(spread.layouts.values())}
+    assert all(c.works in in_parts for c in first)
+    rest = [c for c in listed if c.works in in_parts and c not in first]
+    assert ordered[len(operators)].works[0].flops == max(c.works[0].flops for c in rest)
 
 
 def test_software_is_part_of_a_device() -> None:

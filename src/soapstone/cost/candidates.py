@@ -6,7 +6,8 @@ node with the part of it that a shard computes; its `Work`, forward and backward
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -66,18 +67,21 @@ def candidates_of(layouts_used: Iterable[Layout]) -> list[Candidate]:
 
 
 def _distinct(layout: Layout, known: Mapping[Hashable, Candidate]) -> Iterator[tuple[Hashable, Candidate]]:
+    for candidate, _ in _sized(layout):
+        if candidate.works and candidate.works not in known:
+            yield candidate.works, candidate
+
+
+def _sized(layout: Layout) -> Iterator[tuple[Candidate, int]]:
+    """The shards of a layout's nodes, each size once, and how many have it."""
     for n, (node, row) in enumerate(zip(layout.block.nodes, layout.boxes, strict=True)):
         reads = [layout.reads(n, i) for i in range(len(node.operands))]
-        sizes = set[Hashable]()
+        sizes: dict[Hashable, list[IterationBox]] = {}
         for shard, box in enumerate(row):
             read = tuple(None if own[shard] is None else shape_of(own[shard] or ()) for own in reads)
-            size = (tuple(interval.length for interval in box.values()), read)
-            if size in sizes:
-                continue
-            sizes.add(size)
-            candidate = Candidate(layout.graph, node, box)
-            if candidate.works and candidate.works not in known:
-                yield candidate.works, candidate
+            sizes.setdefault((tuple(interval.length for interval in box.values()), read), []).append(box)
+        for boxes in sizes.values():
+            yield Candidate(layout.graph, node, boxes[0]), len(boxes)
 
 
 def _form(graph: Graph, block: Block) -> Hashable:
@@ -124,6 +128,26 @@ def spread_out(found: Sequence[Candidate]) -> list[Candidate]:
         heaviest = _flops(group[-1])[0]
         rounds += [(turn, -heaviest, group[at]) for turn, at in enumerate(_by_halves(len(group)))]
     return [candidate for _, _, candidate in sorted(rounds, key=lambda each: each[:2])]
+
+
+def weighty_first(
+    found: Sequence[Candidate], strategies: Iterable[Iterable[Layout]], seconds_of: Callable[[Work], float]
+) -> list[Candidate]:
+    """The candidates in an order in which any beginning knows most of what strategies with these layouts
+    take: those that make up much of them first, by what they may take, but before that one of every
+    operator."""
+    weights = defaultdict[Hashable, float](float)
+    for used in strategies:
+        own = defaultdict[Hashable, float](float)
+        for layout in used:
+            for candidate, count in _sized(layout):
+                own[candidate.works] += count * sum(map(seconds_of, candidate.works))
+        total_s = sum(own.values()) or 1.0
+        for works, seconds in own.items():
+            weights[works] += seconds / total_s
+    ordered = sorted(found, key=lambda each: -weights[each.works])
+    first = {key_of(each.works[0]): each for each in reversed(ordered)}
+    return list(dict.fromkeys([*sorted(first.values(), key=ordered.index), *ordered]))
 
 
 def _flops(candidate: Candidate) -> tuple[float, int]:

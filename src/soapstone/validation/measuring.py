@@ -7,11 +7,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from time import monotonic
 from typing import Any
 
 from soapstone.cost.analytic import AnalyticCosts
-from soapstone.cost.candidates import Candidate, candidates_of, spread_out
+from soapstone.cost.candidates import Candidate, candidates_of, weighty_first
 from soapstone.cost.choice import threads_of_a_rank
 from soapstone.cost.fit import held_out
 from soapstone.cost.launching import Launches
@@ -68,10 +69,12 @@ class Measuring:
     def strategies(self, found: Iterable[Drawn], share: float = 1.0) -> None:
         """Measure what strategies need and was not asked for before, in this part of the time there is."""
         known = {candidate.works for candidate in self._asked}
-        layouts = (layout for each in found for layout in each.strategy.layouts.values())
-        todo = [each for each in spread_out(candidates_of(layouts)) if each.works not in known]
-        if not todo:
+        used = [list(each.strategy.layouts.values()) for each in found]
+        new = [each for each in candidates_of(chain(*used)) if each.works not in known]
+        if not new:
             return
+        guessed = AnalyticCosts()
+        todo = weighty_first(new, used, lambda work: guessed.compute_s(work, self._kind))
         before = len(self._measured)
         done = measured_at_once(
             self._profiler,
