@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import sleep
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from oracles.gpucases import sums_of_slices
 from soapstone.cost.analytic import AnalyticCosts
@@ -16,7 +17,9 @@ from soapstone.cost.profiler import Again, device_at_hand
 from soapstone.errors import TrainingError
 from soapstone.frontends.source import load
 from soapstone.machine import preset
+from soapstone.plans import planned, predicted
 from soapstone.runtime.alone import Taken
+from soapstone.runtime.mailbox import local_mailbox
 from soapstone.runtime.recording import Recorder, gathered_spans
 from soapstone.runtime.staging import Queued
 from soapstone.runtime.wire import Wire
@@ -27,6 +30,7 @@ from soapstone.tasks.passes import passes_in
 from soapstone.tasks.task import TaskGraph, TaskKind
 from soapstone.validation.crowding import Crowding, measured_crowding
 from soapstone.validation.in_step import Alone, InStep, Repeated, measured_in_step
+from soapstone.validation.running import model_of, step_alone
 from soapstone.validation.traffic import Traffic, measured_traffic
 
 
@@ -157,6 +161,34 @@ def in_step_seen(rank: int, size: int, folder: str) -> tuple[InStep, ...]:
     repeated = Repeated(lambda _: PASS_S, lambda _: PASS_S / weights, CALL_S)
     alone = Alone(strategy, step)  # type: ignore[arg-type]
     return measured_in_step(Wire(rank, size), alone, lambda: 0.0, [repeated] * size)
+
+
+def step_alone_seen(rank: int, size: int, fails: bool) -> bool:
+    """Whether ranks have a step to do alone; that of rank 1 may fail."""
+    machine = preset("cpu:1x2")
+    source = load("lenet", tiny=True, devices=2, weights=True)
+    captured = source.captured()
+    strategy = data_parallel(captured.graph, machine)
+    plan = planned(strategy, machine, predicted(strategy, machine, AnalyticCosts()), AnalyticCosts())
+    wire = Wire(rank, size)
+    model = model_of(source, captured.graph, captured.constants, wire.device)
+    if fails and rank == 1:
+        for tensor in model.state.weights.values():
+            tensor.fill_(torch.nan)
+    return step_alone(plan, model, wire) is not None
+
+
+def met_after_s(rank: int, size: int) -> float:
+    """How long each rank waits for rank 1, which is late, at the second of three meetings in shared memory."""
+    wire = Wire(rank, size, mailbox=local_mailbox(rank, dist.distributed_c10d._get_default_store()))
+    wire.meet("start of the case")
+    sleep(0.3 if rank == 1 else 0.0)
+    start = perf_counter()
+    wire.meet("place to come to")
+    waited_s = perf_counter() - start
+    wire.meet("end")
+    assert wire.backend == "memory"
+    return waited_s
 
 
 def disagreeing(rank: int, size: int) -> str:

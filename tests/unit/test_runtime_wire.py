@@ -8,7 +8,14 @@ from typing import Any, cast
 import pytest
 import torch
 from oracles.ranks import Ranks
-from oracles.wirecases import disagreeing, failing, left_alone, summing_aside, waiting_for_nothing
+from oracles.wirecases import (
+    disagreeing,
+    failing,
+    left_alone,
+    met_after_s,
+    summing_aside,
+    waiting_for_nothing,
+)
 
 from soapstone.graph import GraphBuilder
 from soapstone.ops.box import whole
@@ -29,6 +36,11 @@ def ranks() -> Iterator[Ranks]:
 def test_ranks_with_different_plans_refuse_to_start(ranks: Ranks) -> None:
     said = ranks.run(disagreeing, 3)
     assert said == ["rank 1 has another plan than rank 0: start all with the same"] * 3
+
+
+def test_ranks_that_meet_wait_for_the_last(ranks: Ranks) -> None:
+    first, late, third = ranks.run(met_after_s, 3)
+    assert min(first, third) > 0.2 > late
 
 
 def test_a_sum_that_is_staged_comes_back_to_what_was_added_up(ranks: Ranks) -> None:

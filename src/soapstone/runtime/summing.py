@@ -91,5 +91,6 @@ class Bucket:
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors that are all of their memory have the same."""
-    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    """Whether two flat tensors are the same part of the same memory."""
+    places = [(each.untyped_storage()._cdata, each.storage_offset(), each.numel()) for each in (one, other)]
+    return places[0] == places[1]

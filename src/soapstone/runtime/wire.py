@@ -476,6 +476,8 @@ class Wire:
             self._drain()
             work = self._posted(what, dist.all_reduce, token, async_op=True)
             Pending(self, work, token, f"all ranks to come to the {what}").wait()
+            if token.is_cuda:  # where only the stream waits
+                torch.cuda.synchronize(token.device)
 
     def told_by_all(self, text: str, what: str) -> list[str]:
         """What each rank says, on every rank. It travels as bytes: nothing is pickled."""

@@ -68,10 +68,9 @@ class Passes:
 
 
 def passes_in(tasks: TaskGraph, strategy: Strategy) -> dict[int, list[tuple[Work | None, float]]]:
-    """For each task that computes, by its number, the passes in it, and which part of each; None for one that
-    no cost model has any time for: a view."""
+    """For each task that computes, by its number, the passes in it, and which part of each; None for a view
+    on the way forward, which no cost model has any time for."""
     works = Works(strategy.graph)
-    differentiable = strategy.graph.differentiable
     found: dict[int, list[tuple[Work | None, float]]] = {}
     for placed in placed_blocks(strategy):
         for shard, copy, _ in placed.shards():
@@ -82,10 +81,9 @@ def passes_in(tasks: TaskGraph, strategy: Strategy) -> dict[int, list[tuple[Work
                         continue
                     own = found.setdefault(tasks.ids[key], [])
                     for part in placed.segments.parts[segment]:
-                        node = placed.block.nodes[part.node]
+                        is_view = placed.block.nodes[part.node].op.is_view
                         work = works.of(placed, part.node, shard, backward=backward)
-                        is_run = not backward or any(name in differentiable for name in node.outputs)
-                        if work is not None or (node.op.is_view and is_run):
+                        if work is not None or (is_view and not backward):
                             own.append((work, part.share))
     return found
 

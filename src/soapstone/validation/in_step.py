@@ -96,11 +96,13 @@ class InStep:
 
 @dataclass(frozen=True)
 class Repeated:
-    """What passes and updates of weights of some size take over and over, and a call of autograd."""
+    """What passes and updates of weights of some size take over and over, and a call of autograd; and what a
+    rank's backward passes take to add up gradients."""
 
     pass_s: Callable[[Work], float]
     update_s: Callable[[int], float]
     call_s: float
+    adding_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -150,20 +152,22 @@ def _found(alone: Alone, seen: Sequence[_Seen], repeated: Repeated) -> InStep | 
         return None
     passes_of = passes_in(tasks, alone.strategy)
     place = tasks.tasks[next(iter(taken.tasks_s))].resource
-    rows, seen_s, backward_s = [], [], []
+    rows, seen_s, backward = [], [], list[tuple[float, float]]()
     for number, passes in passes_of.items():
-        works_s = [share * repeated.pass_s(work) for work, share in passes if work is not None]
+        works = [(repeated.pass_s(work), share) for work, share in passes if work is not None]
         if tasks.tasks[number].kind is TaskKind.BACKWARD:
-            backward_s += works_s if tasks.tasks[number].resource == place else []
+            backward += works if tasks.tasks[number].resource == place else []
         elif number in taken.tasks_s:
-            rows.append((1.0, sum(share for work, share in passes if work is None), sum(works_s)))
+            own_s = sum(seconds * share for seconds, share in works)
+            rows.append((1.0, sum(share for work, share in passes if work is None), own_s))
             seen_s.append(taken.tasks_s[number])
-    back_s = sum(taken.tasks_s.values()) - sum(seen_s) - repeated.call_s * alone.step.calls
+    back_s = sum(taken.tasks_s.values()) - sum(seen_s)
+    back_s -= repeated.call_s * alone.step.calls + repeated.adding_s
     update_s = sum(map(repeated.update_s, _updated_bytes(tasks, taken)))
     done_s = sum(taken.tasks_s.values()) + sum(taken.asked_s.values()) + taken.update_s
     return InStep(
         longer(np.array(rows, dtype=np.float64).reshape(-1, 3), np.array(seen_s)),
-        less_or_longer(backward_s, back_s),
+        less_or_longer(backward, back_s),
         taken.update_s / update_s - 1.0 if update_s else 0.0,
         *_collecting(alone.step, taken),
         max(0.0, median(each.whole_s for each in seen) - done_s),
@@ -195,15 +199,21 @@ def longer(rows: Floats, seen_s: Floats) -> Longer:
     return Longer(_digits(task_s), _digits(view_s), 0.0, _bounded(share))
 
 
-def less_or_longer(passes_s: Sequence[float], seen_s: float) -> Longer:
-    """What backward passes take less or longer than over and over again, by what all of them took."""
-    own_s = sum(passes_s)
-    if len(passes_s) < FEWEST or own_s <= 0:
+def less_or_longer(passes: Sequence[tuple[float, float]], seen_s: float) -> Longer:
+    """What backward passes take less or longer than over and over again, by what all of them took; of each
+    its seconds, and which part of it there is."""
+    own_s = sum(seconds * share for seconds, share in passes)
+    if len(passes) < FEWEST or own_s <= 0:
         return Longer()
-    more_s = seen_s - own_s
-    if more_s < 0:
-        return Longer(pass_s=_digits(max(more_s, -MOST_SHARE / 2 * own_s) / len(passes_s)))
-    return Longer(share=_bounded(more_s / own_s))
+    if seen_s >= own_s:
+        return Longer(share=_bounded(seen_s / own_s - 1.0))
+    less_s, whole = own_s - seen_s, sum(share for _, share in passes)
+    for seconds, share in sorted(passes):  # the shortest give no more than they may
+        each_s, most_s = less_s / whole, MOST_SHARE / 2 * seconds
+        if each_s <= most_s:
+            return Longer(pass_s=_digits(-each_s))
+        less_s, whole = less_s - share * most_s, whole - share
+    return Longer(share=-MOST_SHARE / 2)
 
 
 def _bounded(share: float) -> float:

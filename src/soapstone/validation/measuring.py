@@ -27,6 +27,7 @@ from soapstone.plans import predicted as planner_says
 from soapstone.runtime.profiling import measured_at_once, shared_profile
 from soapstone.runtime.wire import Wire
 from soapstone.strategy.strategy import Strategy
+from soapstone.validation.adding import adding_s
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import Crowding, eased, measured_crowding, one_of_each, standing_for_all
 from soapstone.validation.drawing import FOUND, Drawn, found_anew
@@ -98,12 +99,12 @@ class Measuring:
         return replace(found, in_step=self._in_step(plan, model, found, call_s))
 
     def _in_step(self, plan: Plan, model: Model, crowding: Crowding, call_s: float) -> tuple[InStep, ...]:
-        """What operators take longer in a step; nothing where ranks wait for cores, since steps alone tell
-        less than that there ([measured] four ranks on two cores: one device is predicted 15 % too slow
-        with operators in turn, and 10 without)."""
+        """What operators take longer in a step; nothing where ranks wait for cores: there they also find
+        their caches emptied by others, which a step alone does not show."""
         costs, kind = self.costs, self._kind
-        if self._wire.size > usable_cores():
-            return ()
+        simulated, place = plan.executed(), plan.machine.devices[self._wire.rank].name
+        adding = adding_s(simulated.tasks, simulated.timeline, plan.machine, costs)
+        own_adding_s = float(adding[[task.resource == place for task in simulated.tasks.tasks]].sum())
 
         def with_busy(busy: int) -> Repeated:
             stretch = crowding.stretch[busy - 1]
@@ -111,10 +112,11 @@ class Measuring:
                 lambda work: crowding.seconds(work, costs.compute_s(work, kind), busy) / stretch,
                 lambda size_bytes: crowding.update_s(costs.update_s(size_bytes, kind), busy) / stretch,
                 call_s,
+                own_adding_s * crowding.usual[busy - 1] / stretch,
             )
 
         levels = [with_busy(busy) for busy in range(1, self._wire.size + 1)]
-        alone = step_alone(plan, model, self._wire)
+        alone = step_alone(plan, model, self._wire, is_able=self._wire.size <= usable_cores())
         return measured_in_step(self._wire, alone, self._device.clock, levels)
 
     def found_anew(

@@ -44,6 +44,7 @@ from soapstone.tasks.build import task_graph
 from soapstone.tasks.exchange import Pattern
 from soapstone.tasks.passes import passes_in, recosted
 from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, Key, TaskGraph, TaskKind
+from soapstone.validation.adding import adding_s
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import NO_CROWDING, ROUNDS, Crowding, crowded, under_way
 from soapstone.validation.ends import (
@@ -64,9 +65,6 @@ Floats = NDArray[np.float64]
 
 BUS_ROUNDS = 8
 """[choice] How often times and what else is under way are worked out from each other, each time half way."""
-
-ADDED_BYTES_PER_BYTE = 3.0
-"""[choice] Adding one gradient to another reads both and writes one."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +212,7 @@ def parts_of(
     levels_s = np.outer(crowding.usual, own_s)
     if crowding.operators or crowding.in_step:
         levels_s = _crowded_apart(plain, strategy, machine, costs, launches, crowding)
-    levels_s += np.outer(crowding.usual, _adding_s(plain, timeline, machine, costs))
+    levels_s += np.outer(crowding.usual, adding_s(plain, timeline, machine, costs))
     seconds, busy = crowded(levels_s, wire_s + latency_s, is_compute, simulated)
     launching_s *= np.interp(busy, np.arange(1, len(crowding.launching) + 1), crowding.launching)
     if on_a_bus:
@@ -243,24 +241,6 @@ def parts_of(
         launches is not None,
         crowding.beside_s,
     )
-
-
-def _adding_s(tasks: TaskGraph, timeline: Timeline, machine: Machine, costs: AnalyticCosts) -> Floats:
-    """For each backward task what it takes to add its gradients to what its device has already: a weight that
-    several cells read, or several micro-batches, has a gradient from each, and so has a value that several
-    shards of a device read."""
-    found = np.zeros(len(tasks.tasks))
-    share = ADDED_BYTES_PER_BYTE / costs.update_bytes_per_byte
-    makers: dict[tuple[int, int, object], list[int]] = {}
-    for number, buffer in enumerate(tasks.buffers):
-        if buffer.kind in (BufferKind.WEIGHT_GRADIENT, BufferKind.GRADIENT):
-            same = (buffer.value, buffer.needed_by) if buffer.value else number
-            own = makers.setdefault((buffer.device, buffer.size_bytes, same), [])
-            own += [tasks.ids[key] for key in buffer.made_by]
-    for (device, size_bytes, _), numbers in makers.items():
-        seconds = share * costs.update_s(size_bytes, machine.devices[device].kind)
-        found[sorted(numbers, key=lambda n: timeline.start_s[n])[1:]] += seconds
-    return found
 
 
 def _launched(
@@ -303,9 +283,9 @@ def _around(tasks: TaskGraph, strategy: Strategy, in_step: InStep) -> Floats:
     """What each task does beside passes: itself, views, and collecting gradients that are added up."""
     found = np.zeros(len(tasks.tasks))
     for number, passes in passes_in(tasks, strategy).items():
-        is_backward = tasks.tasks[number].kind is TaskKind.BACKWARD
-        own = in_step.backward if is_backward else in_step.forward
-        found[number] = own.task_s + own.view_s * sum(share for work, share in passes if work is None)
+        if tasks.tasks[number].kind is TaskKind.FORWARD:
+            views = sum(share for work, share in passes if work is None)
+            found[number] = in_step.forward.task_s + in_step.forward.view_s * views
     for buffer in tasks.buffers:
         if buffer.kind is BufferKind.WEIGHT_GRADIENT:
             for number in (tasks.ids[key] for key in buffer.needed_by):

@@ -23,7 +23,7 @@ from soapstone.runtime.noderun import NodeRun
 from soapstone.runtime.rehearsal import Hidden, rehearsed
 from soapstone.runtime.wire import Wire
 
-_FAILURES = (
+FAILURES = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -89,7 +89,7 @@ def rehearsed_peaks(
             own.append(
                 rehearsed(plan, wire.rank, constants, device=place, backend=wire.backend, hidden=hidden)
             )
-        except _FAILURES as error:
+        except FAILURES as error:
             own.append(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"[:200])
     ranks = [json.loads(said) for said in wire.told_by_all(json.dumps(own), "rehearsals")]
     found: list[tuple[int, ...]] = []

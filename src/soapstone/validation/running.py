@@ -31,12 +31,16 @@ from soapstone.runtime.trainer import Options, Trainer
 from soapstone.runtime.wire import Wire
 from soapstone.sim.reference import Timeline
 from soapstone.validation.in_step import Alone
+from soapstone.validation.rehearsing import FAILURES
 
 WARM_UP = 2
 """[choice] Steps of a strategy before its first counted one."""
 
 IN_TURN = 2
 """[choice] Steps of a strategy before the next has its turn."""
+
+LONGEST_ALONE_S = 5.0
+"""[choice] A step that takes longer, the first time, is not done alone some twenty times."""
 
 MEMORY_SHARE = 0.3
 """[choice] The part of this rank's memory that strategies taking turns may hold together."""
@@ -125,12 +129,13 @@ def traced(plan: Plan, model: Model, wire: Wire) -> Timeline:
     return timeline
 
 
-def step_alone(plan: Plan, model: Model, wire: Wire) -> Alone | None:
-    """A plan's step for each rank to do alone; None where one of them cannot."""
+def step_alone(plan: Plan, model: Model, wire: Wire, *, is_able: bool = True) -> Alone | None:
+    """A plan's step for each rank to do alone; None where one of them cannot, or takes too long for it."""
     step: StepAlone | None = None
-    with contextlib.suppress(RuntimeError, SoapstoneError):
-        step = StepAlone(plan, model.state, model.parameters, model.inputs, wire)
-        step.run(perf_counter)
+    if is_able and wire.size > 1:
+        with contextlib.suppress(*FAILURES, MemoryError, SoapstoneError):
+            tried = StepAlone(plan, model.state, model.parameters, model.inputs, wire)
+            step = tried if tried.run(perf_counter) < LONGEST_ALONE_S else None
     told = wire.told_by_all("no" if step is None else "yes", "steps alone")
     return Alone(plan.strategy, step) if step is not None and "no" not in told else None
 
