@@ -179,7 +179,7 @@ def step_alone_seen(rank: int, size: int, fails: bool) -> bool:
 
 
 def met_after_s(rank: int, size: int) -> float:
-    """How long each rank waits for rank 1, which is late, at the second of three meetings in shared memory."""
+    """How long each rank waits for rank 1, which is late, at the second of three meetings."""
     wire = Wire(rank, size, mailbox=local_mailbox(rank, dist.distributed_c10d._get_default_store()))
     wire.meet("start of the case")
     sleep(0.3 if rank == 1 else 0.0)

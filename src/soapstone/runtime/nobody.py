@@ -14,7 +14,7 @@ from soapstone.runtime.wire import Pending, Wire
 
 
 class NobodysWire(Wire):
-    """What is sent is gone, what is received is memory of its size. Memory is taken as by the wire whose
+    """What is sent is gone, what is received is memory of its size. What is sent is held as by the wire whose
     `backend` it has."""
 
     def __init__(self, rank: int, size: int, device: torch.device, backend: str) -> None:
