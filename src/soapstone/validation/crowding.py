@@ -81,7 +81,13 @@ class Crowding:
     @property
     def beside_s(self) -> float:
         """What a step takes beside its tasks."""
-        return self.in_step[-1].beside_s * self.stretch[-1] if self.in_step else 0.0
+        return self.in_step[-1].beside_s * self.stretch[-1] * self.real[-1] if self.in_step else 0.0
+
+    @property
+    def real(self) -> tuple[float, ...]:
+        """How much longer steps take in real time than short measurements show, with 1, 2, ... ranks at
+        work."""
+        return tuple(each.real for each in self.in_step) or (1.0,) * len(self.usual)
 
     def update_s(self, own_s: float, busy: int) -> float:
         """The same of an update."""

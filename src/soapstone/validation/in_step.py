@@ -9,8 +9,8 @@ view, and to time; the rest is the step's own ([measured] two ranks of one Arm c
 40 forward tasks take 6.8 ms alone, 4.1 by what was measured; 45 us more for each of them and for each view).
 
 Backward passes follow each other within one call of autograd, of which only the whole is seen. Over and over
-again each has a call of its own; so where they take less than that, it is as much less for each of them, and
-where they take more, each takes longer by the same part.
+again each has a call of its own; so where they take less than that, it is as much less for each of them, as
+far as a call can be, and where they take more, or still less, it is by the same part.
 
 On GPUs the kernels of a step follow each other as measured ones do, and what launching them takes longer is
 measured elsewhere (`cost.among`).
@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import sqrt
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,10 @@ MOST_SHARE = 1.0
 """[choice] No pass takes longer by more than this part of its time for its time's sake, or shorter by more
 than half of that."""
 
+MOST_LESS_S = 3e-5
+"""[choice] What a pass over and over again may take longer by its own call of autograd; where passes of a
+step take less than without that, they take less by the same part."""
+
 LEAST_S = 2e-5
 """[choice] Tasks are weighed by what they take, no task as if it took less."""
 
@@ -75,8 +80,9 @@ class Longer:
 @dataclass(frozen=True)
 class InStep:
     """The same of forward and of backward passes; by what part of its time an update takes longer; what it
-    takes to put the gradient of a weight into a bucket, and each byte of it; and what a step does beside its
-    tasks."""
+    takes to put the gradient of a weight into a bucket, and each byte of it; what a step does beside its
+    tasks; and how much longer all of it takes in real time than by a thread's own clock, because the computer
+    does other work now and then, which no short measurement shows."""
 
     forward: Longer = field(default_factory=Longer)
     backward: Longer = field(default_factory=Longer)
@@ -84,6 +90,7 @@ class InStep:
     weight_s: float = 0.0
     weight_byte_s: float = 0.0
     beside_s: float = 0.0
+    real: float = 1.0
 
     def of(self, work: Work, seconds: float) -> float:
         """What this pass, which takes so long over and over again, takes longer."""
@@ -115,9 +122,10 @@ class Alone:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What was seen of a step: all of it, and its tasks."""
+    """What was seen of a step: all of it, in real time too, and its tasks."""
 
     whole_s: float
+    real_s: float
     taken: Taken
 
 
@@ -136,13 +144,19 @@ def measured_in_step(
         for busy, own in seen.items():
             wire.meet("steps alone")
             if wire.rank < busy:
-                taken = alone.step.timed(clock)
-                own.append(_Seen(alone.step.run(clock), taken))
+                own.append(_seen(alone.step, clock))
     one, everyone = (
         _mean(wire, _found(alone, own[WARM_UP:], repeated[busy - 1]) if own else None)
         for busy, own in seen.items()
     )
     return tuple(_between(one, everyone, (busy - 1) / (wire.size - 1)) for busy in range(1, wire.size + 1))
+
+
+def _seen(step: StepAlone, clock: Clock) -> _Seen:
+    taken = step.timed(clock)
+    start = perf_counter()
+    whole_s = step.run(clock)
+    return _Seen(whole_s, perf_counter() - start, taken)
 
 
 def _found(alone: Alone, seen: Sequence[_Seen], repeated: Repeated) -> InStep | None:
@@ -171,6 +185,7 @@ def _found(alone: Alone, seen: Sequence[_Seen], repeated: Repeated) -> InStep | 
         taken.update_s / update_s - 1.0 if update_s else 0.0,
         *_collecting(alone.step, taken),
         max(0.0, median(each.whole_s for each in seen) - done_s),
+        max(1.0, median(each.real_s / max(each.whole_s, 1e-9) for each in seen)),
     )
 
 
@@ -210,10 +225,12 @@ def less_or_longer(passes: Sequence[tuple[float, float]], seen_s: float) -> Long
     less_s, whole = own_s - seen_s, sum(share for _, share in passes)
     for seconds, share in sorted(passes):  # the shortest give no more than they may
         each_s, most_s = less_s / whole, MOST_SHARE / 2 * seconds
+        if each_s > MOST_LESS_S:
+            break
         if each_s <= most_s:
             return Longer(pass_s=_digits(-each_s))
         less_s, whole = less_s - share * most_s, whole - share
-    return Longer(share=-MOST_SHARE / 2)
+    return Longer(share=_bounded(seen_s / own_s - 1.0))
 
 
 def _bounded(share: float) -> float:

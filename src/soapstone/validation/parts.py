@@ -212,7 +212,9 @@ def parts_of(
     levels_s = np.outer(crowding.usual, own_s)
     if crowding.operators or crowding.in_step:
         levels_s = _crowded_apart(plain, strategy, machine, costs, launches, crowding)
-    levels_s += np.outer(crowding.usual, adding_s(plain, timeline, machine, costs))
+    levels_s = np.array(crowding.real)[:, None] * (
+        levels_s + np.outer(crowding.usual, adding_s(plain, timeline, machine, costs))
+    )
     seconds, busy = crowded(levels_s, wire_s + latency_s, is_compute, simulated)
     launching_s *= np.interp(busy, np.arange(1, len(crowding.launching) + 1), crowding.launching)
     if on_a_bus:
