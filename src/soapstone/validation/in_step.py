@@ -6,7 +6,8 @@ runtime does its part: it hands values on, looks at tensors in another way (view
 time for), collects gradients into buckets. So ranks do steps of a strategy alone (`runtime.alone`), one of
 them and all of them, and what forward tasks take beyond what was measured is put down to each task, to each
 view, and to time; the rest is the step's own ([measured] two ranks of one Arm core each, a small Llama: its
-40 forward tasks take 6.8 ms alone, 4.1 by what was measured; 45 us more for each of them and for each view).
+40 forward tasks, with 37 views, take 7.0 ms alone and 3.4 by what was measured over and over; 25 us more for
+each task, 43 for each view, and a quarter of the time).
 
 Backward passes follow each other within one call of autograd, of which only the whole is seen. Over and over
 again each has a call of its own; so where they take less than that, it is as much less for each of them, as
