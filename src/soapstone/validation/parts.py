@@ -63,6 +63,9 @@ from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
 
 Floats = NDArray[np.float64]
 
+Passes = Mapping[int, Sequence[tuple[Work | None, float]]]
+"""As `passes_in` has them."""
+
 BUS_ROUNDS = 8
 """[choice] How often times and what else is under way are worked out from each other, each time half way."""
 
@@ -276,15 +279,16 @@ def _crowded_apart(
 
     levels = [at(level) for level in range(len(crowding.usual))]
     found = np.array(recosted(tasks, strategy, machine, levels))
+    passes = passes_in(tasks, strategy) if crowding.in_step else {}
     for level, in_step in enumerate(crowding.in_step):
-        found[level] += crowding.stretch[level] * _around(tasks, strategy, in_step)
+        found[level] += crowding.stretch[level] * _around(tasks, passes, in_step)
     return found
 
 
-def _around(tasks: TaskGraph, strategy: Strategy, in_step: InStep) -> Floats:
+def _around(tasks: TaskGraph, passes_of: Passes, in_step: InStep) -> Floats:
     """What each task does beside passes: itself, views, and collecting gradients that are added up."""
     found = np.zeros(len(tasks.tasks))
-    for number, passes in passes_in(tasks, strategy).items():
+    for number, passes in passes_of.items():
         if tasks.tasks[number].kind is TaskKind.FORWARD:
             views = sum(share for work, share in passes if work is None)
             found[number] = in_step.forward.task_s + in_step.forward.view_s * views
