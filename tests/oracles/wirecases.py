@@ -16,6 +16,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.profiler import Again, device_at_hand
 from soapstone.errors import TrainingError
 from soapstone.frontends.source import load
+from soapstone.graph import GraphBuilder
 from soapstone.machine import preset
 from soapstone.plans import planned, predicted
 from soapstone.runtime.alone import Taken
@@ -23,13 +24,13 @@ from soapstone.runtime.mailbox import local_mailbox
 from soapstone.runtime.recording import Recorder, gathered_spans
 from soapstone.runtime.staging import Queued
 from soapstone.runtime.wire import Wire
-from soapstone.search.baselines import data_parallel
+from soapstone.search.baselines import data_parallel, single_device
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
 from soapstone.tasks.passes import passes_in
 from soapstone.tasks.task import TaskGraph, TaskKind
 from soapstone.validation.crowding import Crowding, measured_crowding
-from soapstone.validation.in_step import Alone, InStep, Repeated, measured_in_step
+from soapstone.validation.in_step import Alone, InStep, Repeated, count_of_parts, measured_in_step
 from soapstone.validation.running import model_of, step_alone
 from soapstone.validation.traffic import Traffic, measured_traffic
 
@@ -101,19 +102,22 @@ def crowding_seen(rank: int, size: int, folder: str) -> Crowding:
     return measured_crowding(device_at_hand("cpu", threads=2), Wire(rank, size), runs)
 
 
-PASS_S, TASK_S, VIEW_S, CALL_S, SUM_S, BESIDE_S = 1e-4, 5e-5, 2e-5, 3e-4, 4e-4, 7e-4
+PASS_S, TASK_S, VIEW_S, CALL_S, SUM_S, BETWEEN_S, PART_S = 1e-4, 5e-5, 2e-5, 3e-4, 4e-4, 7e-4, 8e-5
 """What made-up steps take: every pass over and over, and in a step; a task and a view; a call of autograd, of
-which there is one; a sum; and the rest."""
+which there is one; a sum; and what comes after each task. A part of a pass takes longer, on the way back by
+twice as much."""
 
 
 class _Step:
-    """Made-up steps of a rank under data parallelism, whose forward tasks and update take longer if others
-    are at it."""
+    """Made-up steps of a rank, whose forward tasks and update take longer if others are at it, where it minds
+    them."""
 
-    calls = 1
+    calls, is_launched = 1, False
 
-    def __init__(self, tasks: TaskGraph, strategy: Strategy, rank: int, folder: Path) -> None:
-        self.tasks, self._rank, self._own = tasks, rank, folder / str(rank)
+    def __init__(
+        self, tasks: TaskGraph, strategy: Strategy, rank: int, folder: Path, *, minds: bool = True
+    ) -> None:
+        self.tasks, self._rank, self._own, self._minds = tasks, rank, folder / str(rank), minds
         place = preset("cpu:1x2").devices[rank].name
         self._passes = {
             number: passes
@@ -121,7 +125,7 @@ class _Step:
             if tasks.tasks[number].resource == place
         }
         sums = [n for n, task in enumerate(tasks.tasks) if task.kind is TaskKind.ALL_REDUCE]
-        self.sums = [(sums[0], 4, 4096)]
+        self.sums = [(sums[0], 4, 4096)] if sums else []
 
     def _is_alone(self) -> bool:
         """Whether others are at it shows in the files that each leaves."""
@@ -134,21 +138,25 @@ class _Step:
 
     def timed(self, clock: Callable[[], float]) -> Taken:
         del clock
-        times = 1.0 if self._is_alone() else 2.0 + self._rank
+        if not self._passes:
+            return Taken({}, {}, 0.0, 0.0)
+        times = 1.0 if not self._minds or self._is_alone() else 2.0 + self._rank
         tasks_s, back_s = {}, CALL_S
         for number, passes in self._passes.items():
             own_s = PASS_S * sum(share for work, share in passes if work is not None)
             if self.tasks.tasks[number].kind is TaskKind.FORWARD:
                 views = sum(share for work, share in passes if work is None)
-                tasks_s[number] = own_s + times * (TASK_S + VIEW_S * views)
+                tasks_s[number] = own_s + times * (TASK_S + VIEW_S * views) + PART_S * count_of_parts(passes)
             else:
-                back_s += 0.9 * own_s
+                back_s += 0.9 * own_s + 2 * PART_S * count_of_parts(passes)
                 last = number
-        return Taken({**tasks_s, last: back_s}, {self.sums[0][0]: SUM_S}, times * PASS_S)
+        asked_s = {task: SUM_S for task, _, _ in self.sums}
+        return Taken({**tasks_s, last: back_s}, asked_s, times * PASS_S, 0.0)
 
     def run(self, clock: Callable[[], float]) -> float:
         taken = self.timed(clock)
-        return sum(taken.tasks_s.values()) + sum(taken.asked_s.values()) + taken.update_s + BESIDE_S
+        done_s = sum(taken.tasks_s.values()) + sum(taken.asked_s.values()) + taken.update_s
+        return done_s + BETWEEN_S * len(self._passes)
 
 
 def in_step_seen(rank: int, size: int, folder: str) -> tuple[InStep, ...]:
@@ -161,6 +169,29 @@ def in_step_seen(rank: int, size: int, folder: str) -> tuple[InStep, ...]:
     repeated = Repeated(lambda _: PASS_S, lambda _: PASS_S / weights, CALL_S)
     alone = Alone(strategy, step)  # type: ignore[arg-type]
     return measured_in_step(Wire(rank, size), alone, lambda: 0.0, [repeated] * size)
+
+
+def in_parts_seen(rank: int, size: int, folder: str) -> tuple[InStep, ...]:
+    """What ranks make of made-up steps with passes in parts, and of one on the first rank without."""
+    build = GraphBuilder("normalised")
+    x = build.input("x", (8, 4, 6, 6))
+    for i in range(9):
+        (y,) = build.add("conv2d", [x, build.weight(f"w{i}", (4, 4, 1, 1)), None], name=f"conv{i}")
+        weights = [build.weight(f"{name}{i}", (4,)) for name in ("scale", "shift")]
+        (x,) = build.add("batch_norm", [y, *weights, None, None], name=f"bn{i}")
+    (loss,) = build.add("sum", [x], {"dim": (0, 1, 2, 3)}, name="loss")
+    graph, machine = build.graph(loss=loss), preset("cpu:1x2")
+
+    def alone(strategy: Strategy, *, minds: bool) -> Alone:
+        tasks = task_graph(strategy, machine, AnalyticCosts())
+        step = _Step(tasks, strategy, rank, Path(folder), minds=minds)
+        return Alone(strategy, step)  # type: ignore[arg-type]
+
+    divided, whole = alone(data_parallel(graph, machine), minds=True), single_device(graph, machine)
+    repeated = Repeated(lambda _: PASS_S, lambda _: PASS_S / 27, CALL_S)
+    undivided = alone(whole, minds=False)
+    assert (divided.has_parts, undivided.has_parts) == (True, False)
+    return measured_in_step(Wire(rank, size), divided, lambda: 0.0, [repeated] * size, undivided)
 
 
 def step_alone_seen(rank: int, size: int, fails: bool) -> bool:

@@ -11,7 +11,7 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.frontends.source import load
 from soapstone.machine import preset
 from soapstone.plans import planned, predicted
-from soapstone.runtime.alone import StepAlone, Stopwatch
+from soapstone.runtime.alone import STILL_AFTER, StepAlone, Stopwatch
 from soapstone.runtime.nobody import NobodysWire
 from soapstone.runtime.recording import Moment
 from soapstone.search.baselines import BASELINES, baseline
@@ -49,6 +49,7 @@ def test_all_that_a_rank_does_has_its_time(rank: int) -> None:
     assert size_bytes == sum(parameter.nbytes for parameter in module.parameters())
     assert taken.asked_s == {task: 1.0}
     assert taken.update_s == 1.0
+    assert taken.whole_s >= sum(taken.tasks_s.values()) + 2.0
 
 
 @pytest.mark.parametrize("name", ["model_parallel", "single_device", "zero", "pipeline"])
@@ -78,3 +79,20 @@ def test_the_time_of_tasks_stands_still_while_messages_are_asked_for() -> None:
     assert watch.tasks_s == {3: 3.0}
     watch.noting(7, Moment(0.0))()
     assert watch.tasks_s == {3: 3.0}
+
+
+def test_waiting_for_a_gpu_does_not_count() -> None:
+    """It is waited for after so many tasks, and at the start."""
+    now, still = [0.0], []
+
+    def be_still() -> None:
+        still.append(now[0])
+        now[0] += 100.0
+
+    watch = Stopwatch(lambda: now[0], be_still)
+    for task in range(2 * STILL_AFTER):
+        start = watch.computing()
+        now[0] += 1.0
+        watch.note(task, start, watch.computing())
+    assert still == [0.0, 100.0 + STILL_AFTER]
+    assert set(watch.tasks_s.values()) == {1.0}

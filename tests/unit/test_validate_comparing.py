@@ -43,6 +43,7 @@ from soapstone.validation.comparing import Compared, choice, kendall_tau, summar
 from soapstone.validation.crowding import Crowding
 from soapstone.validation.drawing import drawn
 from soapstone.validation.handing import Handing
+from soapstone.validation.in_step import InStep, Longer
 from soapstone.validation.parts import parts_of
 from soapstone.validation.rehearsing import Inside
 from soapstone.validation.running import Ran
@@ -266,6 +267,25 @@ def test_a_thread_is_only_so_far_ahead_of_its_gpu(graph: Graph) -> None:
     assert limited_s == sorted(limited_s)
     assert limited_s[0] == taken_s(None)
     assert limited_s[-1] > limited_s[0] + 0.1
+
+
+def test_what_launching_takes_longer_in_a_step_is_the_threads(graph: Graph) -> None:
+    """Kernels that take longer than all of it hide it."""
+    plan = plan_of(single_device(graph, MACHINE))
+    tasks = plan.executed().tasks.tasks
+    passes = sum(task.kind in (TaskKind.FORWARD, TaskKind.BACKWARD) for task in tasks)
+    weights = sum(task.kind is TaskKind.UPDATE for task in tasks)
+
+    def taken_s(in_step: InStep, kernels_s: float) -> float:
+        crowding = Crowding((1.0, 1.0), launching=(1.0, 1.0), in_step=(in_step,) * 2, stretch=(1.0, 1.0))
+        parts = parts_of(plan, COSTS, crowding, launches=launches(kernels_s, 0.1), backend="belts")
+        return parts.makespan_s(Calibration())
+
+    for in_step, more_s in ((InStep(between_s=0.1), 0.1 * passes), (InStep(update_s=0.1), 0.1 * weights)):
+        assert taken_s(in_step, 0.0) - taken_s(InStep(), 0.0) == pytest.approx(more_s, rel=0.02)
+        assert taken_s(in_step, 9.0) - taken_s(InStep(), 9.0) < 0.5 * more_s
+    twice = InStep(Longer(share=1.0), Longer(share=1.0))
+    assert taken_s(twice, 0.0) == pytest.approx(2 * taken_s(InStep(), 0.0), rel=0.05)
 
 
 def test_launching_that_takes_no_time_changes_nothing(graph: Graph) -> None:

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles.ranks import Ranks
-from oracles.wirecases import BESIDE_S, SUM_S, TASK_S, VIEW_S, in_step_seen, step_alone_seen
+from oracles.wirecases import (
+    BETWEEN_S,
+    PART_S,
+    SUM_S,
+    TASK_S,
+    VIEW_S,
+    in_parts_seen,
+    in_step_seen,
+    step_alone_seen,
+)
 
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.work import Work
@@ -105,11 +114,11 @@ def test_a_pass_never_takes_less_than_half() -> None:
 def test_where_ranks_wait_for_cores_all_of_it_is_stretched() -> None:
     """A pass of 1 ms by its clock, for which two are to be waited for, has half a millisecond more of its
     own in a step."""
-    own = InStep(Longer(pass_s=3e-4, share=0.2), beside_s=1e-3)
+    own = InStep(Longer(pass_s=3e-4, share=0.2))
     crowding = Crowding((1.0, 2.0), in_step=(own, own), stretch=(1.0, 2.0))
-    assert crowding.seconds(work(), 1e-3, 1) == pytest.approx(1.5e-3)
-    assert crowding.seconds(work(), 1e-3, 2) == pytest.approx(3e-3)
-    assert crowding.beside_s == pytest.approx(2e-3)
+    assert crowding.seconds(work(), 1e-3, 2) == pytest.approx(2e-3)
+    assert crowding.in_step_s(work(), 1e-3, 1) == pytest.approx(1.5e-3)
+    assert crowding.in_step_s(work(), 2e-3, 2) == pytest.approx(3e-3)
 
 
 def test_views_are_passes_without_work() -> None:
@@ -148,8 +157,22 @@ def test_ranks_agree_on_what_they_have_seen(tmp_path: Path) -> None:
         assert found.forward.share == pytest.approx(0.0, abs=0.01)
         assert found.backward.of(1e-4) == pytest.approx(-1e-5, rel=0.05)
         assert found.collecting_s(1024) * 4 == pytest.approx(SUM_S, rel=0.02)
-        assert found.beside_s == pytest.approx(BESIDE_S, rel=0.02)
+        assert found.between_s == pytest.approx(BETWEEN_S, rel=0.02)
         assert found.real > 2  # made-up steps sleep, and do not tell
+
+
+def test_what_parts_of_passes_take_is_told_from_what_whole_ones_take(tmp_path: Path) -> None:
+    """By a step without parts; what others take from a rank is then a part's too."""
+    ranks = Ranks(2)
+    first, second = ranks.run(in_parts_seen, 2, str(tmp_path))
+    ranks.close()
+    assert first == second
+    one, both = first
+    assert one.forward.task_s == both.forward.task_s == pytest.approx(TASK_S, rel=0.02)
+    assert one.forward.part_s == pytest.approx(PART_S, rel=0.02)
+    assert both.forward.part_s > 1.2 * PART_S
+    assert one.backward.part_s == both.backward.part_s == pytest.approx(2 * PART_S, rel=0.02)
+    assert one.backward.of(1e-4) == pytest.approx(-1e-5, rel=0.05)
 
 
 def test_a_rank_that_fails_alone_keeps_all_from_it() -> None:
@@ -162,7 +185,7 @@ def test_a_rank_that_fails_alone_keeps_all_from_it() -> None:
 
 def test_predictions_take_what_a_step_takes_longer() -> None:
     """A step of data parallelism is longer by what each of its passes, tasks, views and gradients is, by its
-    updates, and by what it does beside all that."""
+    updates, and by what the runtime does between tasks."""
     strategy = lenet()
     plan = planned(strategy, CPUS, predicted(strategy, CPUS, COSTS), COSTS)
 
@@ -193,8 +216,8 @@ def test_predictions_take_what_a_step_takes_longer() -> None:
         (InStep(Longer(task_s=1e-3)), 1e-3 * len(forward)),
         (InStep(Longer(view_s=1e-3)), 1e-3 * views),
         (InStep(weight_s=1e-3), 1e-3 * weights),
-        (InStep(beside_s=1e-3), 1e-3),
-        (InStep(beside_s=1e-3, real=2.0), 2e-3 + computing_s),
+        (InStep(between_s=1e-3), 1e-3 * len(own)),
+        (InStep(between_s=1e-3, real=2.0), 2e-3 * len(own) + computing_s),
     ):
         assert step_s(in_step) == pytest.approx(plain_s + more_s, rel=1e-3)
     assert step_s(InStep(update=9.0)) > plain_s

@@ -105,7 +105,7 @@ class Executor:
         else:
             self._walk()
         assert self._loss is not None
-        loss, self._loss = self._loss.wait()[0], None
+        loss, self._loss = self._loss.told()[0], None
         return loss
 
     def _walk(self) -> None:

@@ -55,9 +55,9 @@ class Crowding:
     """What operators take with 1, 2, ... ranks at work, relative to what the profiler's clock tells with all
     of them at work: in general, and some by name; and the same of launching. `ahead_s` is for how long a
     thread launches before it has to wait until its GPU has done the first of that, if it ever has to.
-    `in_step` is what passes take longer in a step, with 1, 2, ... ranks at work, if that was measured, by the
-    profiler's clock, and `stretch` how many seconds pass while that counts one: more where ranks wait for
-    cores."""
+    `in_step` is what passes take longer in a step, or on GPUs launching them, with 1, 2, ... ranks at work,
+    if that was measured, by the profiler's clock, and `stretch` how many seconds pass while that counts one:
+    more where ranks wait for cores."""
 
     usual: tuple[float, ...] = (1.0,)
     operators: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -72,16 +72,14 @@ class Crowding:
 
     def seconds(self, work: Work, own_s: float, busy: int) -> float:
         """What a pass, which takes so long by the profiler's clock, takes with so many ranks at work."""
-        seconds = own_s * self.of(work.op_name)[busy - 1]
+        return own_s * self.of(work.op_name)[busy - 1]
+
+    def in_step_s(self, work: Work, seconds: float, busy: int) -> float:
+        """What it takes in a step, where it takes so long over and over again, with so many at work."""
         if not self.in_step:
             return seconds
         stretch = self.stretch[busy - 1]
         return seconds + stretch * self.in_step[busy - 1].of(work, seconds / stretch)
-
-    @property
-    def beside_s(self) -> float:
-        """What a step takes beside its tasks."""
-        return self.in_step[-1].beside_s * self.stretch[-1] * self.real[-1] if self.in_step else 0.0
 
     @property
     def real(self) -> tuple[float, ...]:
@@ -173,7 +171,7 @@ def measured_crowding(
     some = [
         each for each in limits if each is not None and each > 0
     ]  # a task waits for no kernels of its own
-    return Crowding(usual, operators, launching, min(some, default=None))
+    return Crowding(usual, operators, launching, min(some, default=None), stretch=(1.0,) * wire.size)
 
 
 def _made_up(place: torch.device) -> Run:
@@ -236,12 +234,17 @@ def crowded(
     for 1, 2, ... devices at work, with what each task takes then; `rest_s` are the durations of all that is
     no computing, and `simulated` gives the starts and ends for durations."""
     seconds, busy = levels_s[-1], np.ones_like(rest_s)
-    columns, most = np.arange(len(rest_s)), len(levels_s) - 1
     for _ in range(ROUNDS):
         start_s, end_s = simulated(seconds + rest_s)
         busy[is_compute] = busy_devices(start_s[is_compute], end_s[is_compute])
-        place = np.clip(busy - 1.0, 0.0, most)
-        low = np.floor(place).astype(np.int64)
-        high, part = np.minimum(low + 1, most), place - low
-        seconds = levels_s[low, columns] * (1.0 - part) + levels_s[high, columns] * part
+        seconds = at_levels(levels_s, busy)
     return seconds, busy
+
+
+def at_levels(levels_s: Floats, busy: Floats) -> Floats:
+    """What each task takes with so many devices at work, of a row for 1, 2, ... of them."""
+    columns, most = np.arange(len(busy)), len(levels_s) - 1
+    place = np.clip(busy - 1.0, 0.0, most)
+    low = np.floor(place).astype(np.int64)
+    high, part = np.minimum(low + 1, most), place - low
+    return np.asarray(levels_s[low, columns] * (1.0 - part) + levels_s[high, columns] * part)

@@ -13,15 +13,15 @@ Backward passes follow each other within one call of autograd, of which only the
 again each has a call of its own; so where they take less than that, it is as much less for each of them, as
 far as a call can be, and where they take more, or still less, it is by the same part.
 
-On GPUs the kernels of a step follow each other as measured ones do, and what launching them takes longer is
-measured elsewhere (`cost.among`).
+On GPUs the kernels of a step follow each other as measured ones do. There all of this is of the thread that
+launches them: what it takes longer than launching operators one after the other (`cost.among`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import sqrt
 from statistics import median
 from time import perf_counter
@@ -66,10 +66,12 @@ they take longer is the runtime's before it is theirs."""
 
 @dataclass(frozen=True)
 class Longer:
-    """What a task and each of its views take; and what a pass takes longer, as such and for each second."""
+    """What a task and each of its views take, and each pass of which it does only a part, since others have
+    to be asked amid it; and what a pass takes longer, as such and for each second."""
 
     task_s: float = 0.0
     view_s: float = 0.0
+    part_s: float = 0.0
     pass_s: float = 0.0
     share: float = 0.0
 
@@ -80,17 +82,19 @@ class Longer:
 
 @dataclass(frozen=True)
 class InStep:
-    """The same of forward and of backward passes; by what part of its time an update takes longer; what it
-    takes to put the gradient of a weight into a bucket, and each byte of it; what a step does beside its
-    tasks; and how much longer all of it takes in real time than by a thread's own clock, because the computer
-    does other work now and then, which no short measurement shows."""
+    """The same of forward and of backward passes; by what part of its time an update takes longer, and what
+    launching it takes for each weight; what it takes to put the gradient of a weight into a bucket, and each
+    byte of it; what the runtime does between tasks, for each of them; and how much longer all of it takes in
+    real time than by a thread's own clock, because the computer does other work now and then, which no short
+    measurement shows."""
 
     forward: Longer = field(default_factory=Longer)
     backward: Longer = field(default_factory=Longer)
     update: float = 0.0
+    update_s: float = 0.0
     weight_s: float = 0.0
     weight_byte_s: float = 0.0
-    beside_s: float = 0.0
+    between_s: float = 0.0
     real: float = 1.0
 
     def of(self, work: Work, seconds: float) -> float:
@@ -105,7 +109,8 @@ class InStep:
 @dataclass(frozen=True)
 class Repeated:
     """What passes and updates of weights of some size take over and over, and a call of autograd; and what a
-    rank's backward passes take to add up gradients."""
+    rank's backward passes take to add up gradients. On a GPU, what launching that takes, of updates nothing
+    that is known."""
 
     pass_s: Callable[[Work], float]
     update_s: Callable[[int], float]
@@ -120,6 +125,11 @@ class Alone:
     strategy: Strategy
     step: StepAlone
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether tasks do only parts of passes."""
+        return any(map(count_of_parts, passes_in(self.step.tasks, self.strategy).values()))
+
 
 @dataclass(frozen=True)
 class _Seen:
@@ -131,13 +141,19 @@ class _Seen:
 
 
 def measured_in_step(
-    wire: Wire, alone: Alone | None, clock: Clock, repeated: Sequence[Repeated]
+    wire: Wire,
+    alone: Alone | None,
+    clock: Clock,
+    repeated: Sequence[Repeated],
+    undivided: Alone | None = None,
 ) -> tuple[InStep, ...]:
     """What passes take longer in a step for 1, 2, ... ranks at work, the same on every rank. `repeated` has
     what they take over and over by the same clock, for 1, 2, ... ranks. Numbers of ranks take turns, so that
-    what else the computer does falls on all of them alike."""
+    what else the computer does falls on all of them alike. Of a step that is `undivided`, on one rank, is
+    what passes take longer that are not in parts, if it is given."""
     if wire.size == 1 or alone is None:
         return ()
+    plain = None if undivided is None else _undivided(wire, undivided, clock, repeated[0])
     longest_s = max(map(float, wire.told_by_all(str(alone.step.run(clock)), "steps alone")))
     rounds = max(FEWEST_ROUNDS, min(ROUNDS, int(LONGEST_S / (4 * longest_s))))
     seen: dict[int, list[_Seen]] = {1: [], wire.size: []}
@@ -147,27 +163,37 @@ def measured_in_step(
             if wire.rank < busy:
                 own.append(_seen(alone.step, clock))
     one, everyone = (
-        _mean(wire, _found(alone, own[WARM_UP:], repeated[busy - 1]) if own else None)
+        _mean(wire, _found(alone, own[WARM_UP:], repeated[busy - 1], plain) if own else None)
         for busy, own in seen.items()
     )
     return tuple(_between(one, everyone, (busy - 1) / (wire.size - 1)) for busy in range(1, wire.size + 1))
 
 
+def _undivided(wire: Wire, alone: Alone, clock: Clock, repeated: Repeated) -> InStep:
+    """What is seen of it by the rank that has tasks in it, and other ranks hear of."""
+    own = [_seen(alone.step, clock) for _ in range(WARM_UP + FEWEST_ROUNDS)]
+    return _mean(wire, _found(alone, own[WARM_UP:], repeated, None))
+
+
 def _seen(step: StepAlone, clock: Clock) -> _Seen:
     taken = step.timed(clock)
+    if step.is_launched:  # while all is launched at once, the thread may wait for its GPU; else it is slower
+        whole_s = min(taken.whole_s, step.run(clock))
+        return _Seen(whole_s, whole_s, taken)
     start = perf_counter()
     whole_s = step.run(clock)
     return _Seen(whole_s, perf_counter() - start, taken)
 
 
-def _found(alone: Alone, seen: Sequence[_Seen], repeated: Repeated) -> InStep | None:
-    """What this rank has seen; None if it does nothing in a step."""
+def _found(alone: Alone, seen: Sequence[_Seen], repeated: Repeated, plain: InStep | None) -> InStep | None:
+    """What this rank has seen, of passes in parts only, if `plain` has the rest; None if it does nothing in a
+    step."""
     tasks, taken = alone.step.tasks, _medians([each.taken for each in seen])
     if not taken.tasks_s:
         return None
     passes_of = passes_in(tasks, alone.strategy)
     place = tasks.tasks[next(iter(taken.tasks_s))].resource
-    rows, seen_s, backward = [], [], list[tuple[float, float]]()
+    rows, seen_s, backward, parts = [], [], list[tuple[float, float]](), 0
     for number, passes in passes_of.items():
         works = [(repeated.pass_s(work), share) for work, share in passes if work is not None]
         if tasks.tasks[number].kind is TaskKind.BACKWARD:
@@ -175,17 +201,34 @@ def _found(alone: Alone, seen: Sequence[_Seen], repeated: Repeated) -> InStep | 
         elif number in taken.tasks_s:
             own_s = sum(seconds * share for seconds, share in works)
             rows.append((1.0, sum(share for work, share in passes if work is None), own_s))
+            parts += count_of_parts(passes)
             seen_s.append(taken.tasks_s[number])
     back_s = sum(taken.tasks_s.values()) - sum(seen_s)
     back_s -= repeated.call_s * alone.step.calls + repeated.adding_s
-    update_s = sum(map(repeated.update_s, _updated_bytes(tasks, taken)))
+    updated = _updated_bytes(tasks, taken)
+    update_s = sum(map(repeated.update_s, updated))
+    own_tasks = sum(tasks.tasks[number].resource == place for number in passes_of)
     done_s = sum(taken.tasks_s.values()) + sum(taken.asked_s.values()) + taken.update_s
+    told = np.array(rows, dtype=np.float64).reshape(-1, 3)
+    if plain is None or not parts:
+        forward_s, backward_s = longer(told, np.array(seen_s)), less_or_longer(backward, back_s)
+    else:
+        said = plain.forward.task_s, plain.forward.view_s, 1.0 + plain.forward.share
+        rest_s = [
+            sum(seen_s) - float((told @ np.array(said)).sum()),
+            back_s - sum(share * (seconds + plain.backward.of(seconds)) for seconds, share in backward),
+        ]
+        forward_s, backward_s = (
+            replace(own, part_s=_digits(max(0.0, each_s / parts)))
+            for own, each_s in zip((plain.forward, plain.backward), rest_s, strict=True)
+        )
     return InStep(
-        longer(np.array(rows, dtype=np.float64).reshape(-1, 3), np.array(seen_s)),
-        less_or_longer(backward, back_s),
+        forward_s,
+        backward_s,
         taken.update_s / update_s - 1.0 if update_s else 0.0,
+        0.0 if update_s or not updated else taken.update_s / len(updated),
         *_collecting(alone.step, taken),
-        max(0.0, median(each.whole_s for each in seen) - done_s),
+        max(0.0, median(each.whole_s for each in seen) - done_s) / own_tasks,
         max(1.0, median(each.real_s / max(each.whole_s, 1e-9) for each in seen)),
     )
 
@@ -212,7 +255,7 @@ def longer(rows: Floats, seen_s: Floats) -> Longer:
         kept.remove(least)
     task_s, view_s, share = factors / units
     share += (seen_s - own_s - of_what @ factors).sum() / max(own_s.sum(), 1e-9)  # what doubt has kept back
-    return Longer(_digits(task_s), _digits(view_s), 0.0, _bounded(share))
+    return Longer(_digits(task_s), _digits(view_s), share=_bounded(share))
 
 
 def less_or_longer(passes: Sequence[tuple[float, float]], seen_s: float) -> Longer:
@@ -232,6 +275,11 @@ def less_or_longer(passes: Sequence[tuple[float, float]], seen_s: float) -> Long
             return Longer(pass_s=_digits(-each_s))
         less_s, whole = less_s - share * most_s, whole - share
     return Longer(share=_bounded(seen_s / own_s - 1.0))
+
+
+def count_of_parts(passes: Sequence[tuple[Work | None, float]]) -> int:
+    """Of how many passes a task does only a part."""
+    return sum(work is not None and share < 1 for work, share in passes)
 
 
 def _bounded(share: float) -> float:
@@ -280,6 +328,7 @@ def _medians(seen: Sequence[Taken]) -> Taken:
         middle([each.tasks_s for each in seen]),
         middle([each.asked_s for each in seen]),
         median(each.update_s for each in seen),
+        median(each.whole_s for each in seen),
     )
 
 

@@ -8,8 +8,10 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
+
+import torch
 
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.candidates import Candidate, candidates_of, weighty_first
@@ -26,6 +28,7 @@ from soapstone.plans import Plan, planned
 from soapstone.plans import predicted as planner_says
 from soapstone.runtime.profiling import measured_at_once, shared_profile
 from soapstone.runtime.wire import Wire
+from soapstone.search.baselines import single_device
 from soapstone.strategy.strategy import Strategy
 from soapstone.validation.adding import adding_s
 from soapstone.validation.calibrating import Calibration
@@ -94,19 +97,21 @@ class Measuring:
         runs = standing_for_all(self._profiler, self._measured, self.costs, self._kind)
         in_turn, ahead_s = self._profiler.launching_among(one_of_each(self._measured))
         found = measured_crowding(self._device, self._wire, runs, in_turn, ahead_s)
-        if self._device.is_cuda:
-            return found
         return replace(found, in_step=self._in_step(plan, model, found, call_s))
 
     def _in_step(self, plan: Plan, model: Model, crowding: Crowding, call_s: float) -> tuple[InStep, ...]:
         """What operators take longer in a step; nothing where ranks wait for cores: there they also find
         their caches emptied by others, which a step alone does not show."""
-        costs, kind = self.costs, self._kind
+        costs, kind, is_cuda = self.costs, self._kind, self._device.is_cuda
+        launches = _launches(costs, plan.machine) if is_cuda else None
         simulated, place = plan.executed(), plan.machine.devices[self._wire.rank].name
         adding = adding_s(simulated.tasks, simulated.timeline, plan.machine, costs)
         own_adding_s = float(adding[[task.resource == place for task in simulated.tasks.tasks]].sum())
 
         def with_busy(busy: int) -> Repeated:
+            if launches is not None:
+                times = crowding.launching[busy - 1]
+                return Repeated(lambda work: times * launches.of(work).launching_s, lambda _: 0.0, call_s)
             stretch = crowding.stretch[busy - 1]
             return Repeated(
                 lambda work: crowding.seconds(work, costs.compute_s(work, kind), busy) / stretch,
@@ -117,7 +122,16 @@ class Measuring:
 
         levels = [with_busy(busy) for busy in range(1, self._wire.size + 1)]
         alone = step_alone(plan, model, self._wire, is_able=self._wire.size <= usable_cores())
-        return measured_in_step(self._wire, alone, self._device.clock, levels)
+        if not is_cuda:
+            return measured_in_step(self._wire, alone, self._device.clock, levels)
+        undivided = None
+        if alone is not None and alone.has_parts:
+            whole = Drawn("", single_device(plan.graph, self._machine))
+            undivided = step_alone(run_plan(whole, self._machine, costs), model, self._wire)
+        found = measured_in_step(self._wire, alone, perf_counter, levels, undivided)
+        del alone, undivided
+        torch.cuda.empty_cache()  # ranks that share a GPU need it too
+        return found
 
     def found_anew(
         self, found: Sequence[Drawn], graph: Graph, seed: int, crowding: Crowding, traffic: Traffic

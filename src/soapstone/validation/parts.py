@@ -46,7 +46,7 @@ from soapstone.tasks.passes import passes_in, recosted
 from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, Key, TaskGraph, TaskKind
 from soapstone.validation.adding import adding_s
 from soapstone.validation.calibrating import Calibration
-from soapstone.validation.crowding import NO_CROWDING, ROUNDS, Crowding, crowded, under_way
+from soapstone.validation.crowding import NO_CROWDING, ROUNDS, Crowding, at_levels, crowded, under_way
 from soapstone.validation.ends import (
     copied_by_devices,
     devices_between,
@@ -58,7 +58,7 @@ from soapstone.validation.ends import (
     summed_bytes,
 )
 from soapstone.validation.handing import Handing
-from soapstone.validation.in_step import InStep
+from soapstone.validation.in_step import InStep, count_of_parts
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
 
 Floats = NDArray[np.float64]
@@ -105,7 +105,6 @@ class Parts:
     latency_s: Floats
     flat: tuple[Any, ...]
     launches_ahead: bool
-    beside_s: float
 
     def durations(self, found: Calibration) -> Floats:
         """The durations under a calibration; on GPUs those of launching follow."""
@@ -128,7 +127,7 @@ class Parts:
 
     def makespan_s(self, found: Calibration) -> float:
         """The predicted step under a calibration."""
-        return native.simulate(self.durations(found), *self.flat)[2] + self.beside_s + found.step_s
+        return native.simulate(self.durations(found), *self.flat)[2] + found.step_s
 
     def timeline(self, found: Calibration) -> Timeline:
         """When each task runs under a calibration; on GPUs, launching is a part of it."""
@@ -136,9 +135,7 @@ class Parts:
         count = len(self.tasks.tasks)
         if self.launches_ahead:
             end_s[self._computing] = np.maximum(end_s[self._computing], end_s[count:])
-        return Timeline(
-            start_s[:count].tolist(), end_s[:count].tolist(), makespan_s + self.beside_s + found.step_s
-        )
+        return Timeline(start_s[:count].tolist(), end_s[:count].tolist(), makespan_s + found.step_s)
 
 
 def parts_of(
@@ -187,10 +184,10 @@ def parts_of(
         latency_s[b] = max(latency_s[b], latency_s[a])
         wire_s[a] = latency_s[a] = 0.0
     tasks = ran.tasks
-    own_s = np.where(is_compute, full, 0.0)
-    launching_s = np.zeros_like(own_s)
+    own_s, thread_s = np.where(is_compute, full, 0.0), np.zeros((1, len(full)))
     if launches is not None:
-        own_s, launching_s = _launched(plain, strategy, machine, costs, launches)
+        own_s, thread_s = _launched(plain, strategy, machine, costs, launches, crowding)
+    launching_s = thread_s[-1]
     if on_a_bus:
         flat = _flat(tasks, _lanes(plain, len(machine.devices)))
     else:
@@ -198,7 +195,7 @@ def parts_of(
             tasks, _carriers(tasks, has_links=not shares_memory, sums_apart=traffic.delay is not None)
         )
     if launches is not None:
-        most_ahead = _most_ahead(ran, launching_s * crowding.launching[-1], crowding.ahead_s)
+        most_ahead = _most_ahead(ran, launching_s, crowding.ahead_s)
         flat = _with_launching(tasks, flat, most_ahead, awaits_messages=not on_a_bus)
 
     messages, pieces = handed_over(plain, ends, ran, traffic)
@@ -213,13 +210,13 @@ def parts_of(
         return start_s[:count], end_s[:count]
 
     levels_s = np.outer(crowding.usual, own_s)
-    if crowding.operators or crowding.in_step:
+    if crowding.operators or (crowding.in_step and launches is None):
         levels_s = _crowded_apart(plain, strategy, machine, costs, launches, crowding)
     levels_s = np.array(crowding.real)[:, None] * (
         levels_s + np.outer(crowding.usual, adding_s(plain, timeline, machine, costs))
     )
     seconds, busy = crowded(levels_s, wire_s + latency_s, is_compute, simulated)
-    launching_s *= np.interp(busy, np.arange(1, len(crowding.launching) + 1), crowding.launching)
+    launching_s = at_levels(thread_s, busy)
     if on_a_bus:
         kinds = _Kinds(~is_compute & ~is_sum, is_sum, flat[0][: len(full)], tasks.after)
         wire_s, latency_s = _on_a_bus(wire_s, latency_s, seconds, kinds, _flows(plain), traffic, simulated)
@@ -244,19 +241,31 @@ def parts_of(
         latency_s,
         flat,
         launches is not None,
-        crowding.beside_s,
     )
 
 
 def _launched(
-    tasks: TaskGraph, strategy: Strategy, machine: Machine, costs: AnalyticCosts, launches: Launches
+    tasks: TaskGraph,
+    strategy: Strategy,
+    machine: Machine,
+    costs: AnalyticCosts,
+    launches: Launches,
+    crowding: Crowding,
 ) -> tuple[Floats, Floats]:
-    """For each compute task what its kernels take, and what launching them does. Updates are launched
-    all together."""
+    """For each compute task what its kernels take; and for 1, 2, ... devices at work what launching them
+    does. Updates are launched all together."""
+
+    def threads(level: int) -> _Counting:
+        def of_pass(work: Work) -> float:
+            seconds = crowding.launching[level] * launches.of(work).launching_s
+            return crowding.in_step_s(work, seconds, level + 1)
+
+        return _Counting(of_pass, lambda *_: 0.0)
+
     kernels = _Counting(lambda work: launches.of(work).kernels_s, costs.update_s)
-    threads = _Counting(lambda work: launches.of(work).launching_s, lambda *_: 0.0)
-    own_s, launching_s = recosted(tasks, strategy, machine, [kernels, threads])
-    return np.array(own_s), np.array(launching_s)
+    levels = [threads(level) for level in range(len(crowding.launching))]
+    own_s, *launching_s = recosted(tasks, strategy, machine, [kernels, *levels])
+    return np.array(own_s), np.array(launching_s) + _around(tasks, strategy, crowding)
 
 
 def _crowded_apart(
@@ -272,29 +281,42 @@ def _crowded_apart(
 
     def at(level: int) -> _Counting:
         def of_pass(work: Work) -> float:
-            own_s = costs.compute_s(work, kind) if launches is None else launches.of(work).kernels_s
-            return crowding.seconds(work, own_s, level + 1)
+            if launches is not None:
+                return crowding.seconds(work, launches.of(work).kernels_s, level + 1)
+            seconds = crowding.seconds(work, costs.compute_s(work, kind), level + 1)
+            return crowding.in_step_s(work, seconds, level + 1)
 
         return _Counting(of_pass, lambda *update: crowding.update_s(costs.update_s(*update), level + 1))
 
     levels = [at(level) for level in range(len(crowding.usual))]
     found = np.array(recosted(tasks, strategy, machine, levels))
-    passes = passes_in(tasks, strategy) if crowding.in_step else {}
-    for level, in_step in enumerate(crowding.in_step):
-        found[level] += crowding.stretch[level] * _around(tasks, passes, in_step)
-    return found
+    return found if launches is not None else found + _around(tasks, strategy, crowding)
 
 
-def _around(tasks: TaskGraph, passes_of: Passes, in_step: InStep) -> Floats:
-    """What each task does beside passes: itself, views, and collecting gradients that are added up."""
+def _around(tasks: TaskGraph, strategy: Strategy, crowding: Crowding) -> Floats:
+    """For 1, 2, ... devices at work what each task does beside passes, if that was measured."""
+    if not crowding.in_step:
+        return np.zeros((1, len(tasks.tasks)))
+    passes = passes_in(tasks, strategy)
+    own = [_around_passes(tasks, passes, each) for each in crowding.in_step]
+    return np.array(crowding.stretch)[:, None] * np.array(own)
+
+
+def _around_passes(tasks: TaskGraph, passes_of: Passes, in_step: InStep) -> Floats:
+    """What each task does beside passes: itself, views, what the runtime does between tasks, and collecting
+    gradients that are added up."""
     found = np.zeros(len(tasks.tasks))
     for number, passes in passes_of.items():
-        if tasks.tasks[number].kind is TaskKind.FORWARD:
+        is_forward = tasks.tasks[number].kind is TaskKind.FORWARD
+        longer = in_step.forward if is_forward else in_step.backward
+        found[number] = in_step.between_s + longer.part_s * count_of_parts(passes)
+        if is_forward:
             views = sum(share for work, share in passes if work is None)
-            found[number] = in_step.forward.task_s + in_step.forward.view_s * views
+            found[number] += in_step.forward.task_s + in_step.forward.view_s * views
     for buffer in tasks.buffers:
         if buffer.kind is BufferKind.WEIGHT_GRADIENT:
             for number in (tasks.ids[key] for key in buffer.needed_by):
+                found[number] += in_step.update_s
                 before = (tasks.tasks[i].kind for i in tasks.after[number])
                 if any(kind is TaskKind.ALL_REDUCE for kind in before):
                     found[number] += in_step.collecting_s(buffer.size_bytes)

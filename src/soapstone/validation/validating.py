@@ -7,7 +7,7 @@ Every rank does the same and comes to the same numbers: strategies are drawn fro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from soapstone.cost.analytic import AnalyticCosts
@@ -94,7 +94,10 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     seen = ran(plans, model, wire, wanted.steps, lambda done: show(done, "strategies run"))
     if told is not None:
         with settled_objects():
-            traffic = between(traffic, measured_traffic(wire, machine))
+            again = between(traffic, measured_traffic(wire, machine))
+        if crowding.in_step:  # steps alone were told apart by this
+            again = replace(again, handing=replace(again.handing, call_s=traffic.handing.call_s))
+        traffic = again
         told |= {"traffic": asdict(traffic)}
     fitted_on = frozenset(range(0, len(found), 2))
     rest = [i for i in range(len(found)) if i not in fitted_on]
