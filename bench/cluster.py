@@ -45,6 +45,8 @@ RANKS = NODES * PER_NODE
 MODEL = "mlp:features=384,hidden=384,layers=8"
 BATCH = 5120
 """[choice] Sizes at which the better of data parallelism and one device depends on the link."""
+WORST = 3
+"""[choice] Of so many of the worst predictions it is told what accounts for them."""
 SUBNET = "10.213.7"
 BURST = "128kb"
 
@@ -189,12 +191,16 @@ def as_rank(options: argparse.Namespace) -> None:
             options.statistic,
             lambda graph: by_hand(graph, machine),
         )
-        outcome = validated(source, wanted, wire, 1, lambda *_: None)
+        outcome = validated(source, wanted, wire, WORST, lambda *_: None)
         if wire.rank == 0:
             links = {link.name: (link.bandwidth_bytes_per_s, link.latency_s) for link in machine.links}
             found = {
                 "links": links,
                 "summary": asdict(outcome.reported),
+                "summary_unfitted": asdict(outcome.unfitted),
+                "unfitted_s": outcome.unfitted_s,
+                "measured": outcome.measured,
+                "worst": [{"strategy": each.name} | asdict(found) for each, found in outcome.worst],
                 "fitted": asdict(outcome.calibration),
                 "strategies": [asdict(each) for each in outcome.compared],
                 "fitted_on": sorted(outcome.fitted_on),

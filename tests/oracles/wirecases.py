@@ -74,7 +74,8 @@ def traffic_seen(rank: int, size: int) -> Traffic:
 def crowding_seen(rank: int, size: int, folder: str) -> Crowding:
     """What ranks measure of made-up operators: one that takes the same whoever is at it, one that takes
     longer the more ranks are (each leaves a file where the others see it), one whose kernels alone do, as
-    they tell themselves, and one that a single rank has."""
+    they tell themselves, one whose kernels take longer on the second of two ranks, and one that a single rank
+    has."""
     own = Path(folder) / str(rank)
 
     def steady() -> Again:
@@ -89,15 +90,26 @@ def crowding_seen(rank: int, size: int, folder: str) -> Crowding:
         own.unlink()
         return Again(0.001)
 
-    def launched() -> Again:
+    def at_work() -> int:
         own.touch()
         sleep(0.01)
         count = len(list(Path(folder).iterdir()))
         sleep(0.01)
         own.unlink()
-        return Again(0.001, 0.01 * count)
+        return count
 
-    runs: dict[str, Callable[[], Again]] = {"steady": steady, "crowded": crowded, "launched": launched}
+    def launched() -> Again:
+        return Again(0.001, 0.01 * at_work())
+
+    def uneven() -> Again:
+        return Again(0.001, 0.02 if (rank, at_work()) == (1, 2) else 0.01)
+
+    runs: dict[str, Callable[[], Again]] = {
+        "steady": steady,
+        "crowded": crowded,
+        "launched": launched,
+        "uneven": uneven,
+    }
     runs |= {"odd": steady} if rank == 0 else {}
     return measured_crowding(device_at_hand("cpu", threads=2), Wire(rank, size), runs)
 

@@ -236,3 +236,25 @@ def test_a_module_of_ones_own_is_rehearsed_as_it_is_run() -> None:
     peak = rehearsed(plan, 0, given.constants)
     weight, value = 4 * width * width, 4 * batch * width
     assert 5 * weight + 2 * value < peak < 6 * weight + 6 * value
+
+
+def test_what_neighbours_are_sent_lies_in_memory_that_is_shared(captured: Captured) -> None:
+    """And is not held until the end of the step, as what gloo sends is."""
+    machine = preset("cpu:2x2")
+    strategy = baseline("model_parallel", captured.graph, machine, COSTS, 0)
+    plan = planned(strategy, machine, simulation(strategy, machine, COSTS), COSTS)
+
+    def peaks(backend: str, rooms: list[set[int]]) -> list[int]:
+        return [
+            rehearsed(plan, rank, captured.constants, backend=backend, neighbours=frozenset(rooms[rank]))
+            for rank in range(4)
+        ]
+
+    alone, pairs, together = (
+        peaks("gloo", [{0}, {1}, {2}, {3}]),
+        peaks("gloo", [{0, 1}, {0, 1}, {2, 3}, {2, 3}]),
+        peaks("gloo", [{0, 1, 2, 3}] * 4),
+    )
+    assert all(a >= b >= c for a, b, c in zip(alone, pairs, together, strict=True))
+    assert sum(alone) > sum(pairs) > sum(together)
+    assert together == peaks("memory", [set()] * 4)

@@ -42,6 +42,7 @@ from soapstone.validation.calibrating import Calibration, calibrated
 from soapstone.validation.comparing import Compared, choice, kendall_tau, summary
 from soapstone.validation.crowding import Crowding
 from soapstone.validation.drawing import drawn
+from soapstone.validation.ends import devices_between, move_of
 from soapstone.validation.handing import Handing
 from soapstone.validation.in_step import InStep, Longer
 from soapstone.validation.parts import parts_of
@@ -267,6 +268,30 @@ def test_a_thread_is_only_so_far_ahead_of_its_gpu(graph: Graph) -> None:
     assert limited_s == sorted(limited_s)
     assert limited_s[0] == taken_s(None)
     assert limited_s[-1] > limited_s[0] + 0.1
+
+
+def test_within_a_computer_devices_copy_messages_themselves(graph: Graph) -> None:
+    """Those between two go over the link."""
+    machine = preset("cpu:2x2")
+    strategy = random_strategy(graph, 4, Random(1))
+    plan = planned(strategy, machine, simulation(strategy, machine, COSTS), COSTS)
+    carried, copied = (
+        parts_of(plan, COSTS, traffic=Traffic(within_nodes=within)) for within in (False, True)
+    )
+    nodes = {device.index: device.node for device in machine.devices}
+    found = set()
+    for number, task in enumerate(carried.tasks.tasks):
+        if task.kind not in COMPUTE_KINDS and carried.wire_s[number] > 0:
+            move = move_of(carried.tasks, task)
+            devices = move.devices if task.kind is TaskKind.ALL_REDUCE else devices_between(move, task)
+            is_far = len({nodes[device] for device in devices}) > 1
+            assert copied.wire_s[number] == (carried.wire_s[number] if is_far else 0.0)
+            found.add(is_far)
+    assert found == {False, True}
+    is_compute = np.array([task.kind in COMPUTE_KINDS for task in carried.tasks.tasks])
+    assert (copied.seconds >= carried.seconds).all()
+    more_s = (copied.seconds - carried.seconds).sum()
+    assert more_s >= (carried.wire_s - copied.wire_s)[~is_compute].sum() * (1 - 1e-9)
 
 
 def test_what_launching_takes_longer_in_a_step_is_the_threads(graph: Graph) -> None:

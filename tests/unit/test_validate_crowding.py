@@ -69,12 +69,21 @@ def test_operators_are_crowded_each_in_its_own_way(tmp_path: Path) -> None:
     first, second = ranks.run(crowding_seen, 2, str(tmp_path))
     ranks.close()
     assert first == second
-    assert set(first.operators) == {"steady", "crowded", "launched"}
+    assert set(first.operators) == {"steady", "crowded", "launched", "uneven"}
     assert first.operators["steady"][0] == pytest.approx(1.0, abs=0.2)
     assert first.operators["crowded"][0] == pytest.approx(2 / 3, abs=0.2)
     assert first.operators["launched"][0] == pytest.approx(1 / 2, abs=0.1)
     assert first.of("odd") == first.usual
     assert first.launching == (1.0, 1.0)
+
+
+def test_ranks_at_work_count_alike(tmp_path: Path) -> None:
+    """Of two that wait for a core, one may have it first."""
+    ranks = Ranks(3)
+    first, *others = ranks.run(crowding_seen, 3, str(tmp_path))
+    ranks.close()
+    assert all(other == first for other in others)
+    assert first.operators["uneven"] == pytest.approx((1.0, 1.5, 1.0), abs=0.01)
 
 
 def test_times_with_fewer_ranks_at_work_are_shorter_operator_by_operator() -> None:

@@ -224,7 +224,11 @@ def _document(request: _Request, machine: Machine, outcome: Outcome) -> dict[str
         "fastest": choice(outcome.compared).fastest.name,
         "loss": choice(outcome.compared).loss,
         "strategies": [
-            {**_compared_document(each), "used_for": "fitting" if i in outcome.fitted_on else "reporting"}
+            {
+                **_compared_document(each),
+                "unfitted_s": outcome.unfitted_s[i],
+                "used_for": "fitting" if i in outcome.fitted_on else "reporting",
+            }
             for i, each in enumerate(outcome.compared)
         ],
         "worst": [{"strategy": each.name} | asdict(found) for each, found in outcome.worst],

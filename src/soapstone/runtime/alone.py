@@ -158,7 +158,7 @@ class _AloneWire(NobodysWire):
     """A wire with nobody at its other ends, whose tensors have elements."""
 
     def __init__(self, wire: Wire) -> None:
-        super().__init__(wire.rank, wire.size, wire.device, wire.backend)
+        super().__init__(wire.rank, wire.size, wire.device, wire.backend, wire.neighbours)
 
     def report(self, tensor: Tensor, what: str, ready: Any = None) -> Pending:
         """Numbers that the host has without waiting for its GPU, as from belts; not the real ones."""

@@ -15,15 +15,28 @@ from soapstone.runtime.wire import Pending, Wire
 
 class NobodysWire(Wire):
     """What is sent is gone, what is received is memory of its size. What is sent is held as by the wire whose
-    `backend` it has."""
+    `backend` it has, and by which it shares memory with its neighbours."""
 
-    def __init__(self, rank: int, size: int, device: torch.device, backend: str) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: torch.device,
+        backend: str,
+        neighbours: frozenset[int] = frozenset(),
+    ) -> None:
         # What `Wire` makes at its start (groups, staging) is for real messages.
         self.rank, self.size, self.device, self.backend = rank, size, device, backend
         self.host = device
+        self._neighbours = neighbours
         self.waited_s = 0.0
         self._sent: list[Any] = []
         self.is_staged = backend == "gloo" and device.type == "cuda"
+
+    @property
+    def neighbours(self) -> frozenset[int]:
+        """As they were given; all, where there is only shared memory."""
+        return frozenset(range(self.size)) if self.backend == "memory" else self._neighbours
 
     @property
     def posts_aside(self) -> bool:
@@ -35,7 +48,9 @@ class NobodysWire(Wire):
 
     def send(self, tensor: Tensor, peer: int, tag: int, what: str) -> None:
         """Hold what is sent where its memory is read until `settle`."""
-        sent = tensor.detach() if self.backend == "memory" else tensor.detach().contiguous()
+        if peer in self.neighbours:
+            return
+        sent = tensor.detach().contiguous()
         if self.backend in ("gloo", "nccl") and not self.is_staged:
             self._sent.append(sent)
 

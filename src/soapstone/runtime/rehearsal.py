@@ -43,10 +43,12 @@ def rehearsed(
     *,
     device: torch.device | None = None,
     backend: str = "memory",
+    neighbours: frozenset[int] = frozenset(),
     hidden: Hidden = nothing_hidden,
 ) -> int:
     """The most bytes that a rank of a plan holds in a step: what stays from step to step, and what a step
-    takes beyond that. `backend` is what carries messages (`Wire.backend`)."""
+    takes beyond that. `backend` is what carries messages (`Wire.backend`), but for those that lie in
+    memory which is shared with `neighbours`."""
     place, graph, simulated = device or torch.device("cpu"), plan.graph, plan.executed()
     count = Count(is_cuda=place.type == "cuda")
     with FakeTensorMode():
@@ -56,7 +58,7 @@ def rehearsed(
             {name: torch.empty(t.shape, dtype=t.dtype, device=place) for name, t in constants.items()},
         )
         batch = [_empty(value, place) for value in graph.with_role(Role.INPUT)]
-        wire = _RehearsedWire(rank, len(plan.machine.devices), place, backend, count)
+        wire = _RehearsedWire(rank, len(plan.machine.devices), place, backend, neighbours, count)
         run = started(plan.strategy, simulated.tasks, simulated.timeline, state, wire, replay=False)
         run.free.take(batch)
         _tell(run, count, hidden)
@@ -104,13 +106,21 @@ def _counted(run: NodeRun, count: Count, forward: int, backward: int) -> Callabl
 class _RehearsedWire(NobodysWire):
     """A wire with nobody at its other ends, whose memory is counted."""
 
-    def __init__(self, rank: int, size: int, device: torch.device, backend: str, count: Count) -> None:
-        super().__init__(rank, size, device, backend)
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: torch.device,
+        backend: str,
+        neighbours: frozenset[int],
+        count: Count,
+    ) -> None:
+        super().__init__(rank, size, device, backend, neighbours)
         self._count = count
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, peer: int, tag: int, what: str) -> Pending:
         """Memory for a message: from now on, or when it is waited for, or none where the sender's is read."""
-        if self.backend == "memory" or self.is_staged:
+        if peer in self.neighbours or self.is_staged:
             return _Elsewhere(self, self._count, shape, dtype, copies=self.is_staged)
         return super().receive(shape, dtype, peer, tag, what)
 

@@ -283,6 +283,11 @@ class Wire:
         self.waited_s = 0.0  # in all, since the start
 
     @property
+    def neighbours(self) -> frozenset[int]:
+        """The ranks with whom this one shares memory that messages lie in."""
+        return frozenset() if self.mailbox is None else frozenset(self.mailbox.ranks)
+
+    @property
     def posts_aside(self) -> bool:
         """Whether what is posted is taken when an event says that it is there, and not before."""
         return self._staging is not None

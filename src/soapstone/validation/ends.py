@@ -97,6 +97,22 @@ def copied_by_devices(tasks: TaskGraph, ends: Ends, wire_s: Floats) -> Floats:
     return found
 
 
+def far_apart(tasks: TaskGraph, machine: Machine) -> NDArray[np.bool_]:
+    """Which messages and hops of sums are among devices of several computers."""
+    nodes = [device.node for device in machine.devices]
+    return np.array(
+        [
+            task.kind not in COMPUTE_KINDS and len({nodes[d] for d in _among(move_of(tasks, task), task)}) > 1
+            for task in tasks.tasks
+        ]
+    )
+
+
+def _among(move: Move, task: Task) -> Sequence[int]:
+    """All devices of a sum, and the two of any other message."""
+    return move.devices if task.kind is TaskKind.ALL_REDUCE else devices_between(move, task)
+
+
 def _local(exchange: Exchange, sink: int) -> int:
     """The elements of a sink that are on its device already."""
     boxes = [

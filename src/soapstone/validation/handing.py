@@ -19,6 +19,7 @@ from time import perf_counter
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from soapstone.ops.box import Interval
@@ -42,6 +43,8 @@ REPEATS = 15
 
 Act = Callable[[], object]
 
+Floats = NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class Handing:
@@ -55,6 +58,10 @@ class Handing:
     further: float = 0.0
     call_s: float = 0.0
     sums: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def taken_s(self, messages: Floats, parts: Floats, calls: Floats) -> Floats:
+        """What so many of these take of tasks."""
+        return self.message_s * messages + self.part_s * parts + self.call_s * calls
 
     def of_sum(self, count: int, size_bytes: int) -> float:
         """How many ends of messages a sum is as much work as, for each of its ranks."""

@@ -116,6 +116,7 @@ class Repeated:
     update_s: Callable[[int], float]
     call_s: float
     adding_s: float = 0.0
+    stretch: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ def _found(alone: Alone, seen: Sequence[_Seen], repeated: Repeated, plain: InSte
         0.0 if update_s or not updated else taken.update_s / len(updated),
         *_collecting(alone.step, taken),
         max(0.0, median(each.whole_s for each in seen) - done_s) / own_tasks,
-        max(1.0, median(each.real_s / max(each.whole_s, 1e-9) for each in seen)),
+        max(1.0, median(each.real_s / max(each.whole_s, 1e-9) for each in seen) / repeated.stretch),
     )
 
 

@@ -23,7 +23,6 @@ from soapstone.cost.profile import Profile
 from soapstone.cost.profiler import Profiler, device_at_hand, prepare
 from soapstone.graph import Graph
 from soapstone.machine import Machine
-from soapstone.machine.cores import usable_cores
 from soapstone.plans import Plan, planned
 from soapstone.plans import predicted as planner_says
 from soapstone.runtime.profiling import measured_at_once, shared_profile
@@ -118,10 +117,11 @@ class Measuring:
                 lambda size_bytes: crowding.update_s(costs.update_s(size_bytes, kind), busy) / stretch,
                 call_s,
                 own_adding_s * crowding.usual[busy - 1] / stretch,
+                stretch,
             )
 
         levels = [with_busy(busy) for busy in range(1, self._wire.size + 1)]
-        alone = step_alone(plan, model, self._wire, is_able=self._wire.size <= usable_cores())
+        alone = step_alone(plan, model, self._wire)
         if not is_cuda:
             return measured_in_step(self._wire, alone, self._device.clock, levels)
         undivided = None

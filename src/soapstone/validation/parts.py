@@ -51,6 +51,7 @@ from soapstone.validation.ends import (
     copied_by_devices,
     devices_between,
     ends_of,
+    far_apart,
     handed_over,
     meets_of,
     met_s_of,
@@ -109,8 +110,7 @@ class Parts:
     def durations(self, found: Calibration) -> Floats:
         """The durations under a calibration; on GPUs those of launching follow."""
         computed = found.compute * self.seconds
-        own = self.handing
-        handled = own.message_s * self.messages + own.part_s * self.pieces + own.call_s * self.calls
+        handled = self.handing.taken_s(self.messages, self.pieces, self.calls)
         beside = (
             found.overhead_s * self.operators + found.message_s * self.messages + found.wake_s * self.meets
         )
@@ -178,6 +178,9 @@ def parts_of(
     latency_s *= np.where(is_sum, of_latency, traffic.latency)
     if shares_memory:
         wire_s = copied_by_devices(plain, ends, wire_s)
+    is_near = np.full(len(full), traffic.within_nodes) & ~far_apart(plain, machine)
+    copying_s = copied_by_devices(plain, ends, np.where(is_near, wire_s, 0.0))
+    wire_s = np.where(is_near, 0.0, wire_s)
     for member, leader in ran.led_by.items():
         a, b = plain.ids[member], plain.ids[leader]
         wire_s[b] += wire_s[a]
@@ -188,20 +191,20 @@ def parts_of(
     if launches is not None:
         own_s, thread_s = _launched(plain, strategy, machine, costs, launches, crowding)
     launching_s = thread_s[-1]
-    if on_a_bus:
-        flat = _flat(tasks, _lanes(plain, len(machine.devices)))
-    else:
-        flat = _flat(
-            tasks, _carriers(tasks, has_links=not shares_memory, sums_apart=traffic.delay is not None)
-        )
+    sums_apart = traffic.delay is not None
+    flat = _flat(
+        tasks,
+        _lanes(plain, len(machine.devices))
+        if on_a_bus
+        else _carriers(tasks, has_links=not shares_memory, sums_apart=sums_apart),
+    )
     if launches is not None:
         most_ahead = _most_ahead(ran, launching_s, crowding.ahead_s)
         flat = _with_launching(tasks, flat, most_ahead, awaits_messages=not on_a_bus)
 
     messages, pieces = handed_over(plain, ends, ran, traffic)
     calls = np.array([float(task.key in ran.begins) for task in plain.tasks])
-    own = traffic.handing
-    handling_s = own.message_s * messages + own.part_s * pieces + own.call_s * calls
+    handling_s = traffic.handing.taken_s(messages, pieces, calls)
 
     def simulated(durations: Floats) -> tuple[Floats, Floats]:
         count = len(durations)
@@ -212,16 +215,16 @@ def parts_of(
     levels_s = np.outer(crowding.usual, own_s)
     if crowding.operators or (crowding.in_step and launches is None):
         levels_s = _crowded_apart(plain, strategy, machine, costs, launches, crowding)
+    levels_s += np.outer(crowding.stretch, copying_s)
     levels_s = np.array(crowding.real)[:, None] * (
         levels_s + np.outer(crowding.usual, adding_s(plain, timeline, machine, costs))
     )
     seconds, busy = crowded(levels_s, wire_s + latency_s, is_compute, simulated)
     launching_s = at_levels(thread_s, busy)
+    kinds = _Kinds(~is_compute & ~is_sum, is_sum, flat[0][: len(full)], tasks.after)
     if on_a_bus:
-        kinds = _Kinds(~is_compute & ~is_sum, is_sum, flat[0][: len(full)], tasks.after)
         wire_s, latency_s = _on_a_bus(wire_s, latency_s, seconds, kinds, _flows(plain), traffic, simulated)
     elif not shares_memory:
-        kinds = _Kinds(~is_compute & ~is_sum, is_sum, flat[0][: len(full)], tasks.after)
         wire_s, latency_s = _in_traffic(wire_s, latency_s, seconds, kinds, traffic, among, simulated)
     meets = meets_of(plain, {*ran.led_by, *ran.left_out})
     start_s, _ = simulated(seconds + handling_s + wire_s + latency_s)

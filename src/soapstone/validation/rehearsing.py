@@ -84,10 +84,17 @@ def rehearsed_peaks(
     own: list[int | str] = []
     for done, plan in enumerate(plans):
         show(done)
-        hidden = inside.hidden(plan.graph)
         try:
             own.append(
-                rehearsed(plan, wire.rank, constants, device=place, backend=wire.backend, hidden=hidden)
+                rehearsed(
+                    plan,
+                    wire.rank,
+                    constants,
+                    device=place,
+                    backend=wire.backend,
+                    neighbours=wire.neighbours,
+                    hidden=inside.hidden(plan.graph),
+                )
             )
         except FAILURES as error:
             own.append(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"[:200])

@@ -51,7 +51,8 @@ class Traffic:
     number of ranks; the part of its time by which a sum delays a message and a message a sum, None where
     links carry both, one after the other; how much longer the bytes of a message take beyond those of a large
     one; the latency of messages, relative to the machine's; the largest piece in which messages go by belts,
-    0 where they go whole; what all of this takes of the threads of ranks; and what their meeting takes."""
+    0 where they go whole; what all of this takes of the threads of ranks; what their meeting takes; and
+    whether ranks share memory only within each of several computers."""
 
     messages: tuple[float, ...] = (1.0,)
     sums: dict[int, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)
@@ -62,6 +63,7 @@ class Traffic:
     piece_bytes: int = 0
     handing: Handing = field(default_factory=Handing)
     meeting: Meeting = field(default_factory=Meeting)
+    within_nodes: bool = False
 
     def handed(self, size_bytes: int) -> float:
         """How many messages of one piece a message of this size is as much work as, at each of its ends."""
@@ -106,7 +108,9 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
         return AS_THE_MACHINE_SAYS
     meeting = measured_meeting(wire) if wire.device.type == "cpu" else Meeting()
     if len(machine.nodes) > 1:
-        return Traffic(meeting=meeting)
+        shares = wire.told_by_all("yes" if len(wire.neighbours) > 1 else "no", "shared memory")
+        handing = measured_handing(wire, ())
+        return Traffic(handing=handing, meeting=meeting, within_nodes="yes" in shares)
     messages = [_messages(wire, machine, busy) for busy in range(1, wire.size + 1)]
     counts = sorted({2, max(2, wire.size // 2), wire.size})
     wire.prepare([range(count) for count in counts])
@@ -130,7 +134,7 @@ def between(first: Traffic, second: Traffic) -> Traffic:
     """What lies between two measurements, of which both hold in part: before and after the strategies."""
     meeting = first.meeting.between(second.meeting)
     if not first.sums:
-        return replace(first, meeting=meeting)
+        return replace(first, handing=first.handing.between(second.handing), meeting=meeting)
 
     def mean(a: float, b: float) -> float:
         return _digits(sqrt(a * b))

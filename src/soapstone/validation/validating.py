@@ -47,8 +47,8 @@ class Wanted:
 @dataclass(frozen=True)
 class Outcome:
     """Every strategy compared, with calibrated predictions; summaries of the half that was not fitted, of
-    the half that was, and of the first without any fit; the worst, with what accounts for it; the plan of the
-    fastest; and what is to be said about the capture."""
+    the half that was, and of the first without any fit, and what was predicted of all then; the worst, with
+    what accounts for it; the plan of the fastest; and what is to be said about the capture."""
 
     compared: tuple[Compared, ...]
     fitted_on: frozenset[int]
@@ -56,6 +56,7 @@ class Outcome:
     reported: Summary
     seen: Summary
     unfitted: Summary
+    unfitted_s: tuple[float, ...]
     worst: tuple[tuple[Compared, Accounts], ...]
     fastest: Plan
     costs_name: str
@@ -136,6 +137,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
         summary([compared[i] for i in rest]),
         summary([compared[i] for i in sorted(fitted_on)]),
         summary([raw[i] for i in rest]),
+        tuple(each.predicted_s for each in raw),
         reasons,
         _fastest(found, compared, machine, costs),
         costs.name,
