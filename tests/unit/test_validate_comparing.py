@@ -283,7 +283,7 @@ def test_within_a_computer_devices_copy_messages_themselves(graph: Graph) -> Non
     for number, task in enumerate(carried.tasks.tasks):
         if task.kind not in COMPUTE_KINDS and carried.wire_s[number] > 0:
             move = move_of(carried.tasks, task)
-            devices = move.devices if task.kind is TaskKind.ALL_REDUCE else devices_between(move, task)
+            devices = devices_between(move, task) if move.pattern is Pattern.TRANSFER else move.devices
             is_far = len({nodes[device] for device in devices}) > 1
             assert copied.wire_s[number] == (carried.wire_s[number] if is_far else 0.0)
             found.add(is_far)

@@ -98,7 +98,7 @@ def copied_by_devices(tasks: TaskGraph, ends: Ends, wire_s: Floats) -> Floats:
 
 
 def far_apart(tasks: TaskGraph, machine: Machine) -> NDArray[np.bool_]:
-    """Which messages and hops of sums are among devices of several computers."""
+    """Which messages and hops of collectives are among devices of several computers."""
     nodes = [device.node for device in machine.devices]
     return np.array(
         [
@@ -109,8 +109,8 @@ def far_apart(tasks: TaskGraph, machine: Machine) -> NDArray[np.bool_]:
 
 
 def _among(move: Move, task: Task) -> Sequence[int]:
-    """All devices of a sum, and the two of any other message."""
-    return move.devices if task.kind is TaskKind.ALL_REDUCE else devices_between(move, task)
+    """The two devices of a message, and all of a collective, whose hops are as fast as its slowest."""
+    return devices_between(move, task) if move.pattern is Pattern.TRANSFER else move.devices
 
 
 def _local(exchange: Exchange, sink: int) -> int:
