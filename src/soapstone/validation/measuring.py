@@ -99,8 +99,7 @@ class Measuring:
         return replace(found, in_step=self._in_step(plan, model, found, call_s))
 
     def _in_step(self, plan: Plan, model: Model, crowding: Crowding, call_s: float) -> tuple[InStep, ...]:
-        """What operators take longer in a step; nothing where ranks wait for cores: there they also find
-        their caches emptied by others, which a step alone does not show."""
+        """What operators take longer in a step, or on GPUs launching them."""
         costs, kind, is_cuda = self.costs, self._kind, self._device.is_cuda
         launches = _launches(costs, plan.machine) if is_cuda else None
         simulated, place = plan.executed(), plan.machine.devices[self._wire.rank].name

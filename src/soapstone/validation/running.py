@@ -129,10 +129,10 @@ def traced(plan: Plan, model: Model, wire: Wire) -> Timeline:
     return timeline
 
 
-def step_alone(plan: Plan, model: Model, wire: Wire, *, is_able: bool = True) -> Alone | None:
+def step_alone(plan: Plan, model: Model, wire: Wire) -> Alone | None:
     """A plan's step for each rank to do alone; None where one of them cannot, or takes too long for it."""
     step: StepAlone | None = None
-    if is_able and wire.size > 1:
+    if wire.size > 1:
         with contextlib.suppress(*FAILURES, MemoryError, SoapstoneError):
             tried = StepAlone(plan, model.state, model.parameters, model.inputs, wire)
             step = tried if tried.run(perf_counter) < LONGEST_ALONE_S else None
