@@ -329,18 +329,17 @@ class Wire:
         from a rank have a connection each: gloo's is slower where both go over it at once ([measured] 8 MiB
         each way between two ranks at 1 Gb/s: 115 to 140 ms, and 71 one way)."""
         if self._back is None and self.backend == "gloo" and self._staging is None and self.size > 1:
-            everyone = list(range(self.size))
-            limit = timedelta(seconds=self.timeout_s)
-            self._back = self._posted("the group of all ranks", dist.new_group, everyone, timeout=limit)
+            self._back = self._made(range(self.size))
         for ranks in sorted({tuple(sorted(group)) for group in groups}):
             self._channels.setdefault(ranks, 1 + len(self._channels))
             if ranks not in self._groups and self.backend not in ("memory", "belts"):
-                what = f"the group of ranks {', '.join(map(str, ranks))}"
-                made = [
-                    self._posted(what, dist.new_group, list(ranks), timeout=timedelta(seconds=self.timeout_s))
-                    for _ in range(1 if self._staging is None else LANES)
-                ]
+                made = [self._made(ranks) for _ in range(1 if self._staging is None else LANES)]
                 self._groups[ranks], self._lanes[ranks] = made[0], cycle(made)
+
+    def _made(self, ranks: Sequence[int]) -> Any:
+        """A new process group."""
+        what, limit = f"the group of ranks {', '.join(map(str, ranks))}", timedelta(seconds=self.timeout_s)
+        return self._posted(what, dist.new_group, list(ranks), timeout=limit)
 
     def send(self, tensor: Tensor, peer: int, tag: int, what: str) -> None:
         """Send a tensor, which must not change until `settle`."""
