@@ -48,6 +48,7 @@ from soapstone.validation.adding import adding_s
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import NO_CROWDING, ROUNDS, Crowding, at_levels, crowded, under_way
 from soapstone.validation.ends import (
+    Ends,
     copied_by_devices,
     devices_between,
     ends_of,
@@ -178,9 +179,7 @@ def parts_of(
     latency_s *= np.where(is_sum, of_latency, traffic.latency)
     if shares_memory:
         wire_s = copied_by_devices(plain, ends, wire_s)
-    is_near = np.full(len(full), traffic.within_nodes) & ~far_apart(plain, machine)
-    copying_s = copied_by_devices(plain, ends, np.where(is_near, wire_s, 0.0))
-    wire_s = np.where(is_near, 0.0, wire_s)
+    wire_s, copying_s = _apart_from_copies(plain, ends, machine, wire_s, traffic)
     for member, leader in ran.led_by.items():
         a, b = plain.ids[member], plain.ids[leader]
         wire_s[b] += wire_s[a]
@@ -191,12 +190,11 @@ def parts_of(
     if launches is not None:
         own_s, thread_s = _launched(plain, strategy, machine, costs, launches, crowding)
     launching_s = thread_s[-1]
-    sums_apart = traffic.delay is not None
     flat = _flat(
         tasks,
         _lanes(plain, len(machine.devices))
         if on_a_bus
-        else _carriers(tasks, has_links=not shares_memory, sums_apart=sums_apart),
+        else _carriers(tasks, has_links=not shares_memory, sums_apart=traffic.delay is not None),
     )
     if launches is not None:
         most_ahead = _most_ahead(ran, launching_s, crowding.ahead_s)
@@ -245,6 +243,18 @@ def parts_of(
         flat,
         launches is not None,
     )
+
+
+def _apart_from_copies(
+    tasks: TaskGraph, ends: Ends, machine: Machine, wire_s: Floats, traffic: Traffic
+) -> tuple[Floats, Floats]:
+    """The time of bytes on links, and that of devices which copy them within a computer where others are
+    elsewhere."""
+    if not traffic.within_nodes:
+        return wire_s, np.zeros_like(wire_s)
+    is_far = far_apart(tasks, machine)
+    near_s = np.where(is_far, 0.0, wire_s)
+    return wire_s - near_s, copied_by_devices(tasks, ends, near_s)
 
 
 def _launched(
