@@ -218,3 +218,25 @@ def test_cells_share_one_copy_of_a_part_of_their_weight() -> None:
     assert not gradient[:, :3].any()
     holding.clear()
     assert holding.read(part) is not first
+
+
+def test_parts_of_a_weight_have_gradients_of_their_own_size() -> None:
+    whole = (Interval(0, 6),)
+    left, right = (Interval(0, 4),), (Interval(3, 6),)
+    holding = Holding("w", whole, nn.Parameter(torch.arange(6.0)))
+    told: list[torch.Tensor] = []
+    holding.watch(told.append)
+    for factor in (1.0, 10.0):  # a call of autograd for each region
+        (factor * holding.read(left).sum() + 2 * factor * holding.read(right).sum()).backward()
+    assert all(holding.read(box).is_leaf and holding.read(box).grad is None for box in (left, right))
+    assert holding.parameter.grad is not None
+    assert holding.parameter.grad.tolist() == [11.0, 11.0, 11.0, 33.0, 22.0, 22.0]
+    assert [each is holding.parameter for each in told] == [True] * 4
+    (3 * holding.read(whole)).sum().backward()
+    assert holding.gradient(left).tolist() == [14.0, 14.0, 14.0, 36.0]
+    assert len(told) == 5
+
+
+def test_a_part_of_a_weight_that_is_not_trained_has_no_gradient() -> None:
+    holding = Holding("w", (Interval(0, 4),), nn.Parameter(torch.ones(4), requires_grad=False))
+    assert not holding.read((Interval(1, 3),)).requires_grad

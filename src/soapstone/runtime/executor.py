@@ -14,6 +14,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from soapstone.ops.box import Box
 from soapstone.runtime.actions import Action, Backward, Exchanged, Forward, ReportLoss, SumGradients
 from soapstone.runtime.buffers import Buffers
 from soapstone.runtime.collectives import post
@@ -206,23 +207,25 @@ class Executor:
             self._cursor += 1
 
     def _watch_parameters(self) -> dict[str, int]:
-        """Let summed parameters tell when their gradient is there; how often each does in a pass."""
-        expected: dict[str, set[int]] = {}
+        """Let summed parameters tell when their gradient is there; how often each does in a pass: once for
+        each region, and for each part that is read in it."""
+        expected: dict[str, set[tuple[int, Box | None]]] = {}
         for (where, n), run in self.program.links.node_runs.items():
             placed = self.program.links.block(where)
-            for operand in run.node.operands:
+            for i, operand in enumerate(run.node.operands):
                 if isinstance(operand, str) and operand in self.program.weights.pieces:
+                    box = placed.layout.reads(n, i)[where[1]]
                     segments = range(placed.segments.reads_in[n], placed.segments.writes_in[n] + 1)
                     for segment in segments:
                         region = self.program.regions.get((where, segment))
                         if region is not None:
-                            expected.setdefault(operand, set()).add(region.number)
+                            expected.setdefault(operand, set()).add((region.number, box))
         for name in expected:
             holdings = self.program.held.holdings.get(name, [])
             if len(holdings) == 1 and any(p.is_summed for p in self.program.weights.pieces[name]):
                 self._fired[name] = 0
-                holdings[0].parameter.register_post_accumulate_grad_hook(self._noting(name))
-        return {name: len(regions) for name, regions in expected.items()}
+                holdings[0].watch(self._noting(name))
+        return {name: len(reads) for name, reads in expected.items()}
 
     def _noting(self, name: str) -> Callable[[Tensor], None]:
         def note(_: Tensor) -> None:

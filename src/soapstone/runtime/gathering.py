@@ -26,7 +26,7 @@ def gathered(run: Run, wire: Wire) -> dict[str, Tensor]:
         if value.role is Role.WEIGHT:
             tensor = torch.empty(value.shape, dtype=torch_dtype(value.dtype), device=wire.device)
             for box, owner in run.weights.owned[value.name]:
-                own = run.held.holding(value.name, box).read(box).detach() if owner == wire.rank else None
+                own = run.held.holding(value.name, box).contents(box) if owner == wire.rank else None
                 tensor[slices(box)] = wire.shared(own, shape_of(box), tensor.dtype, owner, value.name)
         elif value.role is Role.BUFFER:
             run.executor.buffers.share([value.name], wire)

@@ -13,9 +13,9 @@ weight that several ranks hold, the gradient is added up among them:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise, product
 
 import torch
@@ -48,8 +48,9 @@ class Holding:
     def __init__(self, weight: str, box: Box, parameter: nn.Parameter) -> None:
         self.weight, self.box, self.parameter = weight, box, parameter
         self._readers: Counter[Box] = Counter()
-        self._copies: dict[Box, Tensor] = {}
+        self._parts: dict[Box, Tensor] = {}
         self._is_apart = False
+        self._on_gradient: Callable[[Tensor], None] | None = None
 
     def keep_apart(self) -> None:
         """Let its gradient have memory of its own, whatever autograd finds: a view of a tensor that others
@@ -59,25 +60,50 @@ class Holding:
             self.parameter.register_hook(_own_memory)
         self._is_apart = True
 
+    def watch(self, on_gradient: Callable[[Tensor], None]) -> None:
+        """Have something called after autograd has added to the gradient of all of it, or of a part."""
+        self._on_gradient = on_gradient
+        self.parameter.register_post_accumulate_grad_hook(on_gradient)
+
     def expect(self, box: Box) -> None:
         """There is one more node that reads this part in a step."""
         self._readers[box] += 1
 
     def read(self, box: Box) -> Tensor:
-        """A part of it, as autograd sees it. Several who would each make a copy share one (`is_copied`)."""
-        index = index_of(box, self.box)
-        if index is None:
+        """A part of it, for all who read the same in a step: a leaf of autograd's, since a view of the whole
+        would have a gradient of the whole's size, from every call of autograd. Several who would each make a
+        copy share one (`is_copied`)."""
+        if box == self.box:
             return self.parameter
-        if not is_copied(box, self.box, self._readers[box]):
-            return self.parameter[index]
-        if box not in self._copies:
-            with torch.enable_grad():  # the first may be one whose gradient nobody takes
-                self._copies[box] = self.parameter[index].contiguous()
-        return self._copies[box]
+        if box not in self._parts:
+            self._parts[box] = self._part(box)
+        return self._parts[box]
+
+    def _part(self, box: Box) -> Tensor:
+        part = self.contents(box)
+        if is_copied(box, self.box, self._readers[box]):
+            part = part.contiguous()
+        if self.parameter.requires_grad:
+            part.requires_grad_().register_post_accumulate_grad_hook(partial(self._add, box))
+        return part
+
+    def _add(self, box: Box, part: Tensor) -> None:
+        """Add the gradient of a part to that of the whole."""
+        assert part.grad is not None
+        with torch.no_grad():
+            self.gradient(box).add_(part.grad)
+        part.grad = None
+        if self._on_gradient is not None:
+            self._on_gradient(self.parameter)
+
+    def contents(self, box: Box) -> Tensor:
+        """What a part of it holds."""
+        index = index_of(box, self.box)
+        return self.parameter.detach() if index is None else self.parameter.detach()[index]
 
     def clear(self) -> None:
-        """Forget copies of parts: an update is to come."""
-        self._copies.clear()
+        """Forget parts: an update is to come."""
+        self._parts.clear()
 
     def gradient(self, box: Box) -> Tensor:
         """The gradient of a part of it, to be read or written; zero if there was none."""
@@ -107,12 +133,6 @@ def is_copied(box: Box, held: Box, readers: int) -> bool:
     than two axes (gates, units and inputs of recurrent cells) lay a part that is cut inside out anew, and
     keep that until they are taken back, once for every step of a sequence."""
     return len(box) > 2 and readers > 1 and any(a != b for a, b in zip(box[1:], held[1:], strict=True))
-
-
-def is_laid_out_anew(box: Box, held: Box) -> bool:
-    """Whether an operator that alone reads a part of a weight copies it: one that is cut along an axis
-    between the first and the last, which it takes as one with the first."""
-    return any(a != b for a, b in zip(box[1:-1], held[1:-1], strict=True))
 
 
 @dataclass(frozen=True)
