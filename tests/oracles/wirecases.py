@@ -29,6 +29,7 @@ from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
 from soapstone.tasks.passes import passes_in
 from soapstone.tasks.task import TaskGraph, TaskKind
+from soapstone.validation.adding import Adding, measured_adding
 from soapstone.validation.crowding import Crowding, measured_crowding
 from soapstone.validation.in_step import Alone, InStep, Repeated, count_of_parts, measured_in_step
 from soapstone.validation.running import model_of, step_alone
@@ -69,6 +70,11 @@ def summing_aside(rank: int, size: int) -> list[Any]:
 def traffic_seen(rank: int, size: int) -> Traffic:
     """What ranks measure of their messages and sums."""
     return measured_traffic(Wire(rank, size), preset(f"cpu:1x{size}"))
+
+
+def adding_seen(rank: int, size: int) -> Adding:
+    """What ranks measure of adding gradients up."""
+    return measured_adding(Wire(rank, size), perf_counter)
 
 
 def crowding_seen(rank: int, size: int, folder: str) -> Crowding:

@@ -191,7 +191,7 @@ def test_what_was_measured_before_and_after_lies_between() -> None:
     assert (found.beyond, found.latency) == (2.0, 3.0)
     assert between(AS_THE_MACHINE_SAYS, AS_THE_MACHINE_SAYS) == AS_THE_MACHINE_SAYS
     some, others = (Traffic(meeting=Meeting((1.0,), (each,))) for each in (2.0, 8.0))
-    assert between(some, others).meeting == Meeting((1.0,), (4.0,))  # also where nothing else was measured
+    assert between(some, others).meeting == Meeting((1.0,), (5.0,))  # also where nothing else was measured
 
 
 def test_a_meeting_takes_longer_the_more_has_passed_since_the_last_one(graph: Graph) -> None:

@@ -26,6 +26,7 @@ from soapstone.cost.profiler import BATCH_S, Again, Device, Profiler
 from soapstone.cost.work import Work
 from soapstone.machine import DeviceKind
 from soapstone.runtime.wire import Wire
+from soapstone.validation.adding import Adding
 from soapstone.validation.in_step import InStep
 
 Floats = NDArray[np.float64]
@@ -57,7 +58,7 @@ class Crowding:
     thread launches before it has to wait until its GPU has done the first of that, if it ever has to.
     `in_step` is what passes take longer in a step, or on GPUs launching them, with 1, 2, ... ranks at work,
     if that was measured, by the profiler's clock, and `stretch` how many seconds pass while that counts one:
-    more where ranks wait for cores."""
+    more where ranks wait for cores. `adding` is what it takes to add gradients up, if that was measured."""
 
     usual: tuple[float, ...] = (1.0,)
     operators: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -65,6 +66,7 @@ class Crowding:
     ahead_s: float | None = None
     in_step: tuple[InStep, ...] = ()
     stretch: tuple[float, ...] = (1.0,)
+    adding: Adding = field(default_factory=Adding)
 
     def of(self, op_name: str) -> tuple[float, ...]:
         """An operator's."""

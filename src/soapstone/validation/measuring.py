@@ -29,7 +29,7 @@ from soapstone.runtime.profiling import measured_at_once, shared_profile
 from soapstone.runtime.wire import Wire
 from soapstone.search.baselines import single_device
 from soapstone.strategy.strategy import Strategy
-from soapstone.validation.adding import adding_s
+from soapstone.validation.adding import adding_s, measured_adding
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import Crowding, eased, measured_crowding, one_of_each, standing_for_all
 from soapstone.validation.drawing import FOUND, Drawn, found_anew
@@ -96,6 +96,7 @@ class Measuring:
         runs = standing_for_all(self._profiler, self._measured, self.costs, self._kind)
         in_turn, ahead_s = self._profiler.launching_among(one_of_each(self._measured))
         found = measured_crowding(self._device, self._wire, runs, in_turn, ahead_s)
+        found = replace(found, adding=measured_adding(self._wire, self._device.clock))
         return replace(found, in_step=self._in_step(plan, model, found, call_s))
 
     def _in_step(self, plan: Plan, model: Model, crowding: Crowding, call_s: float) -> tuple[InStep, ...]:
@@ -103,7 +104,7 @@ class Measuring:
         costs, kind, is_cuda = self.costs, self._kind, self._device.is_cuda
         launches = _launches(costs, plan.machine) if is_cuda else None
         simulated, place = plan.executed(), plan.machine.devices[self._wire.rank].name
-        adding = adding_s(simulated.tasks, simulated.timeline, plan.machine, costs)
+        adding = adding_s(simulated.tasks, simulated.timeline, plan.machine, costs, crowding.adding)
         own_adding_s = float(adding[[task.resource == place for task in simulated.tasks.tasks]].sum())
 
         def with_busy(busy: int) -> Repeated:

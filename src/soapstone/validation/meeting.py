@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import sqrt
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 
 import numpy as np
@@ -56,12 +55,13 @@ class Meeting:
         return np.interp(np.log(np.maximum(passed_s, 1e-9)), np.log(self.after_s), self.taken_s)
 
     def between(self, other: Meeting) -> Meeting:
-        """What lies between two measurements."""
+        """What lies between two measurements: the middle, since a meeting may have been found to take next to
+        nothing once."""
         return Meeting(_means(self.after_s, other.after_s), _means(self.taken_s, other.taken_s))
 
 
 def _means(some: tuple[float, ...], others: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(float(f"{sqrt(a * b):.3g}") for a, b in zip(some, others, strict=True))
+    return tuple(float(f"{fmean(pair):.3g}") for pair in zip(some, others, strict=True))
 
 
 def measured_meeting(wire: Wire) -> Meeting:

@@ -215,7 +215,7 @@ def parts_of(
         levels_s = _crowded_apart(plain, strategy, machine, costs, launches, crowding)
     levels_s += np.outer(crowding.stretch, copying_s)
     levels_s = np.array(crowding.real)[:, None] * (
-        levels_s + np.outer(crowding.usual, adding_s(plain, timeline, machine, costs))
+        levels_s + np.outer(crowding.usual, adding_s(plain, timeline, machine, costs, crowding.adding))
     )
     seconds, busy = crowded(levels_s, wire_s + latency_s, is_compute, simulated)
     launching_s = at_levels(thread_s, busy)
