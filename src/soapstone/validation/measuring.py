@@ -70,7 +70,8 @@ class Measuring:
         return MeasuredCosts(profiles={self._kind.name: self._profile})
 
     def strategies(self, found: Iterable[Drawn], share: float = 1.0) -> None:
-        """Measure what strategies need and was not asked for before, in this part of the time there is."""
+        """Measure what strategies need and was not asked for before, in this part of the time there is: what
+        the first of them needs first, since its steps are compared with that (`crowding`)."""
         known = {candidate.works for candidate in self._asked}
         used = [list(each.strategy.layouts.values()) for each in found]
         new = [each for each in candidates_of(chain(*used)) if each.works not in known]
@@ -78,6 +79,8 @@ class Measuring:
             return
         guessed = AnalyticCosts()
         todo = weighty_first(new, used, lambda work: guessed.compute_s(work, self._kind))
+        needed = {candidate.works for candidate in candidates_of(used[0])}
+        todo.sort(key=lambda each: each.works not in needed)
         before = len(self._measured)
         done = measured_at_once(
             self._profiler,
