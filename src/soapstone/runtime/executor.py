@@ -281,6 +281,8 @@ class Executor:
             port.clear()
         for shard in self.program.shards.values():
             shard.clear()
+        for entrance in self.program.entrances.values():
+            entrance.clear()
         for statistics in self.program.links.statistics.values():
             statistics.clear()
         for holding in self.program.held:

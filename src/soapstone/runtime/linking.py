@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 
@@ -108,6 +109,19 @@ class Links:
         """Where a copy of a shard runs."""
         number, shard, copy = where
         return self.blocks[number].placement.devices_of(shard)[copy]
+
+    def takers_of(self, gradient: Outlet) -> frozenset[int]:
+        """The ids of the inboxes and messages of this rank that take from the outlet of a gradient."""
+        return frozenset(self._takers.get(id(gradient), ()))
+
+    @cached_property
+    def _takers(self) -> Mapping[int, set[int]]:
+        found = {port: set(map(id, inboxes)) for port, inboxes in self.taken_by.items()}
+        for ports in self.moves.values():
+            for departure in ports.departures:
+                for outlet, _ in departure.outlets:
+                    found.setdefault(id(outlet), set()).add(id(departure))
+        return found
 
     def needs_backward(self, where: Where) -> bool:
         """Whether a gradient flows through the block."""

@@ -17,6 +17,7 @@ from soapstone.runtime.inputs import FreeValues
 from soapstone.runtime.linking import Links, Where
 from soapstone.runtime.listing import Listed, listed
 from soapstone.runtime.localshard import (
+    Entrance,
     LocalSegment,
     LocalShard,
     Made,
@@ -69,6 +70,7 @@ class Program:
         self.seeds: list[Seed] = []
         self.loss_outlets = self._loss()
         self.shards: dict[Where, LocalShard] = {}
+        self.entrances: dict[tuple[int, int, frozenset[int]], Entrance] = {}
         self._read_by: dict[LocalSegment, list[Port]] = {}
         # Gradients that cross from one segment to the one before.
         self._taken_by: dict[Region, list[Port]] = {}
@@ -296,7 +298,12 @@ class Program:
                 ((port, index, _),) = inbox.parts
                 assert isinstance(port, Outlet)
                 return linked_box(port, index)
-        return leaf_box(inbox, region, gradient)
+        if region is None or gradient is None:
+            return leaf_box(inbox, region, gradient)
+        key = (id(inbox), region.number, self.links.takers_of(gradient))
+        if key not in self.entrances:
+            self.entrances[key] = Entrance(inbox, region)
+        return self.entrances[key].add(gradient)
 
 
 def _dropping(shard: LocalShard, names: Sequence[str]) -> Callable[[], None]:

@@ -43,15 +43,16 @@ class Region:
         self._roots: list[tuple[Tensor | GradientEdge, Sequence[Giver]]] = []
         self._leaves: list[tuple[Tensor, _Exit]] = []
 
-    def leaf(self, tensor: Tensor, gradient: Outlet) -> Tensor:
-        """The tensor as it enters the region; its gradient will be left in the outlet."""
+    def leaf(self, tensor: Tensor, gradient: Outlet, others: Sequence[Outlet] = ()) -> Tensor:
+        """The tensor as it enters the region; its gradient will be left in the outlet, and in others that
+        there is nothing more."""
         order: tuple[int, ...] | None = None
         if tensor.nbytes > STAND_IN_BYTES:
             order = _order(tensor)
             leaf, entered = stand_in(tensor, order)
         else:
             leaf = entered = tensor.detach().requires_grad_()
-        way_out = _Exit(gradient, order)
+        way_out = _Exit(gradient, others, order)
         self._leaves.append((leaf, way_out))
         if self.on_gradient is not None:
             leaf.register_post_accumulate_grad_hook(self._noted(way_out))
@@ -102,13 +103,14 @@ def _taken_back(places: tuple[Any, ...], gradients: tuple[Tensor, ...]) -> None:
 
 
 class _Exit:
-    """The outlet that a leaf's gradient is left in, and the order in which the leaf has its axes, if it is
-    another than the outlet's. It does not hold the leaf, whose hook holds it."""
+    """The outlet that a leaf's gradient is left in, others for which nothing is left, and the order in which
+    the leaf has its axes, if it is another than the outlet's. It does not hold the leaf, whose hook holds
+    it."""
 
-    __slots__ = ("gradient", "order")
+    __slots__ = ("gradient", "order", "others")
 
-    def __init__(self, gradient: Outlet, order: tuple[int, ...] | None) -> None:
-        self.gradient, self.order = gradient, order
+    def __init__(self, gradient: Outlet, others: Sequence[Outlet], order: tuple[int, ...] | None) -> None:
+        self.gradient, self.others, self.order = gradient, others, order
 
     def leave(self, gradient: Tensor | None) -> None:
         """Leave a gradient, if there is one. A small part of a large one would hold all of it."""
@@ -118,6 +120,8 @@ class _Exit:
             if self.order is not None:
                 gradient = _turned_back(gradient, self.order)
         self.gradient.put(gradient)
+        for other in self.others:
+            other.put(None)
 
 
 def _order(tensor: Tensor) -> tuple[int, ...] | None:

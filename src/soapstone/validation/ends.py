@@ -14,6 +14,7 @@ from soapstone.ops.box import intersection, volume
 from soapstone.runtime.as_run import AsRun
 from soapstone.sim.reference import Timeline
 from soapstone.tasks.exchange import Exchange, Move, Pattern, Transfer
+from soapstone.tasks.placed import BACKWARD
 from soapstone.tasks.task import COMPUTE_KINDS, Key, Task, TaskGraph, TaskKind
 from soapstone.validation.meeting import Meeting
 from soapstone.validation.traffic import Traffic
@@ -128,7 +129,7 @@ def handed_over(tasks: TaskGraph, ends: Ends, ran: AsRun, traffic: Traffic) -> t
     that goes in pieces more than one; and how many are cut out of a tensor for that, or put into one. What
     no task makes (weights) is handed over at the beginning, on both sides."""
     messages, parts = np.zeros((2, len(tasks.tasks)))
-    contributions = {key: _contributions(exchange) for key, exchange in tasks.exchanges.items()}
+    contributions = {key: _contributions(key, exchange) for key, exchange in tasks.exchanges.items()}
     sizes = summed_bytes(tasks, ran.led_by)
     joined: set[tuple[Key, int]] = set()
     for number, task in enumerate(tasks.tasks):
@@ -172,10 +173,13 @@ def _is_whole(exchange: Exchange, transfer: Transfer) -> bool:
     return all(exchange.sources[i].box == transfer.box for i in transfer.sources)
 
 
-def _contributions(exchange: Exchange) -> Mapping[int, list[bool]]:
-    """Of what each sink is put together, and whether that is on its device already."""
+def _contributions(key: Key, exchange: Exchange) -> Mapping[int, list[bool]]:
+    """Of what each sink is put together, and whether that is on its device already. Gradients of a box that
+    several have read there are one, which autograd has added up."""
     found: dict[int, list[bool]] = {}
-    for _, sink in exchange.local:
+    is_gradient = key[0] == BACKWARD
+    own = {(sink, exchange.sources[source].box if is_gradient else source) for source, sink in exchange.local}
+    for sink, _ in own:
         found.setdefault(sink, []).append(LOCAL)
     for move in exchange.moves:
         for transfer in move.transfers:
