@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from oracles.ranks import Ranks
 from oracles.wirecases import adding_seen
 
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.frontends.source import load
 from soapstone.machine import preset
-from soapstone.plans import planned, simulation
-from soapstone.search.baselines import single_device
+from soapstone.plans import Plan, planned, simulation
+from soapstone.search.baselines import data_parallel, single_device
+from soapstone.search.baselines.zero import zero
+from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.task import TaskKind
 from soapstone.validation.adding import SIZES, Adding, adding_s
+from soapstone.validation.calibrating import Calibration
+from soapstone.validation.parts import parts_of
 
-MACHINE, COSTS = preset("cpu:1x1"), AnalyticCosts()
+MACHINE, COSTS = preset("cpu:1x2"), AnalyticCosts()
+
+
+def plan_of(strategy: Strategy) -> Plan:
+    return planned(strategy, MACHINE, simulation(strategy, MACHINE, COSTS), COSTS)
 
 
 def test_what_lies_between_sizes_that_were_measured() -> None:
@@ -36,11 +45,33 @@ def test_each_gradient_but_the_first_is_added() -> None:
     each = Adding((1, 2**40), (1.0, 1.0))
     for model, is_shared in (("rnnlm", True), ("mlp", False)):
         graph = load(model, tiny=True, devices=1).captured().graph
-        strategy = single_device(graph, MACHINE)
-        simulated = planned(strategy, MACHINE, simulation(strategy, MACHINE, COSTS), COSTS).executed()
+        simulated = plan_of(single_device(graph, MACHINE)).executed()
         found = adding_s(simulated.tasks, simulated.timeline, MACHINE, COSTS, each)
         backward = np.array([task.kind is TaskKind.BACKWARD for task in simulated.tasks.tasks])
         assert not found[~backward].any()
         readers = [len(graph.consumers.get(name, ())) for name in graph.differentiable]
         assert found.sum() == sum(count - 1 for count in readers if count)
         assert found.any() == is_shared
+
+
+def test_gradients_of_a_weight_that_is_used_again_are_added_up() -> None:
+    """An RNN's cells share their weights, and an MLP's layers do not: its step is what the plan says."""
+    for model, is_longer in (("rnnlm", True), ("mlp", False)):
+        own = load(model, tiny=True, devices=2).captured().graph
+        plan = plan_of(single_device(own, MACHINE))
+        taken_s = parts_of(plan, COSTS).makespan_s(Calibration())
+        assert (taken_s > 1.001 * plan.prediction.makespan_s) == is_longer
+
+
+def test_gradients_of_weights_that_came_are_added_up_too() -> None:
+    """Under ZeRO cells read what was gathered; its gradients are those that data parallelism adds up."""
+    own = load("rnnlm", tiny=True, devices=2).captured().graph
+    found = []
+    for strategy in (data_parallel(own, MACHINE), zero(own, MACHINE)):
+        plan = plan_of(strategy)
+        plain = plan.simulated().tasks
+        usual = np.array([task.duration_s for task in plain.tasks])
+        is_pass = [task.kind in (TaskKind.FORWARD, TaskKind.BACKWARD) for task in plain.tasks]
+        found.append((parts_of(plan, COSTS).seconds - usual)[is_pass].sum())
+    assert found[0] > 0
+    assert found[1] == pytest.approx(found[0], rel=0.01)

@@ -360,29 +360,6 @@ def test_a_step_takes_what_it_takes_beside_its_tasks(graph: Graph) -> None:
     assert parts.makespan_s(Calibration(step_s=2.0)) == pytest.approx(2.0 + parts.makespan_s(Calibration()))
 
 
-def test_gradients_of_a_weight_that_is_used_again_are_added_up() -> None:
-    """An RNN's cells share their weights, and an MLP's layers do not: its step is what the plan says."""
-    for model, is_longer in (("rnnlm", True), ("mlp", False)):
-        own = load(model, tiny=True, devices=2).captured().graph
-        plan = plan_of(single_device(own, MACHINE))
-        taken_s = parts_of(plan, COSTS).makespan_s(Calibration())
-        assert (taken_s > 1.001 * plan.prediction.makespan_s) == is_longer
-
-
-def test_gradients_of_weights_that_came_are_added_up_too() -> None:
-    """Under ZeRO cells read what was gathered; its gradients are those that data parallelism adds up."""
-    own = load("rnnlm", tiny=True, devices=2).captured().graph
-    found = []
-    for strategy in (data_parallel(own, MACHINE), zero(own, MACHINE)):
-        plan = plan_of(strategy)
-        plain = plan.simulated().tasks
-        usual = np.array([task.duration_s for task in plain.tasks])
-        is_pass = [task.kind in (TaskKind.FORWARD, TaskKind.BACKWARD) for task in plain.tasks]
-        found.append((parts_of(plan, COSTS).seconds - usual)[is_pass].sum())
-    assert found[0] > 0
-    assert found[1] == pytest.approx(found[0], rel=0.01)
-
-
 def test_a_calibration_is_found_again(graph: Graph) -> None:
     """Steps that are predictions under known factors lead back to them."""
     truth = Calibration(compute=1.5, overhead_s=2e-5, bandwidth=0.8)
