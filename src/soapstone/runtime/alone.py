@@ -54,7 +54,7 @@ class StepAlone:
     def __init__(
         self, plan: Plan, state: State, parameters: Mapping[str, nn.Parameter], batch: Batch, wire: Wire
     ) -> None:
-        alone = _AloneWire(wire)
+        alone = AloneWire(wire)
         optimizer = optimizer_named(plan.optimizer, 1e-6)
         self._trainer = Trainer(plan, state, parameters, optimizer, alone, Options(replay=False))
         self._batch = batch
@@ -67,8 +67,16 @@ class StepAlone:
     @property
     def calls(self) -> int:
         """The calls of autograd in a step."""
-        actions = self._trainer.run.executor.program.actions
-        return sum(isinstance(action, Backward) and action.is_first for action in actions)
+        return len(self.taken_back)
+
+    @property
+    def taken_back(self) -> list[list[int]]:
+        """The tasks that each call of autograd takes back; the first of them is what it counts for."""
+        found: dict[int, list[int]] = {}
+        for action in self._trainer.run.executor.program.actions:
+            if isinstance(action, Backward):
+                found.setdefault(action.region.number, []).append(action.task)
+        return list(found.values())
 
     @property
     def sums(self) -> list[tuple[int, int, int]]:
@@ -154,7 +162,7 @@ class Stopwatch(Recorder):
         self.tasks_s[task] = self.tasks_s.get(task, 0.0) + end.now_s - start.now_s
 
 
-class _AloneWire(NobodysWire):
+class AloneWire(NobodysWire):
     """A wire with nobody at its other ends, whose tensors have elements."""
 
     def __init__(self, wire: Wire) -> None:

@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,6 +83,22 @@ class Crowding:
             return seconds
         stretch = self.stretch[busy - 1]
         return seconds + stretch * self.in_step[busy - 1].of(work, seconds / stretch)
+
+    @property
+    def all_at_work(self) -> Crowding:
+        """The same, as if all ranks were always at work."""
+
+        def last(levels: tuple[Any, ...]) -> tuple[Any, ...]:
+            return levels[-1:] * len(levels)
+
+        return replace(
+            self,
+            usual=last(self.usual),
+            operators={name: last(levels) for name, levels in self.operators.items()},
+            launching=last(self.launching),
+            in_step=last(self.in_step),
+            stretch=last(self.stretch),
+        )
 
     @property
     def real(self) -> tuple[float, ...]:

@@ -19,6 +19,8 @@ from soapstone.search.baselines import applicable, baseline
 from soapstone.search.mcmc import Budget, mcmc
 from soapstone.strategy.space import Space, random_strategy
 from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.build import task_graph
+from soapstone.tasks.task import TaskKind
 
 PROPOSALS = 2000
 """[choice] Of each chain of the search: a number, since all ranks have to find the same."""
@@ -94,6 +96,16 @@ def found_anew(
         return [Drawn(BEFORE, each.strategy) if each.name == FOUND else each for each in found]
     place = next((i for i, each in enumerate(found) if each.name == FOUND), 1)
     return [*others[:place], Drawn(FOUND, best), *others[place:]][: len(found)]
+
+
+def most_cut_up(found: Sequence[Drawn], machine: Machine) -> Drawn:
+    """The strategy of the most messages."""
+
+    def messages(each: Drawn) -> int:
+        tasks = task_graph(each.strategy, machine, AnalyticCosts()).tasks
+        return sum(task.kind is TaskKind.TRANSFER for task in tasks)
+
+    return max(found, key=messages)
 
 
 def _searched(

@@ -194,15 +194,15 @@ def devices_between(move: Move, task: Task) -> tuple[int, int]:
     return move.devices[hop], move.devices[(hop + 1) % len(move.devices)]
 
 
-def meets_of(tasks: TaskGraph, led: set[Key]) -> Floats:
-    """One for each forward or backward task that needs something of another device."""
-    is_come = [task.kind not in COMPUTE_KINDS and task.key not in led for task in tasks.tasks]
-    return np.array(
-        [
-            float(task.kind in (TaskKind.FORWARD, TaskKind.BACKWARD) and any(is_come[i] for i in after))
-            for task, after in zip(tasks.tasks, tasks.after, strict=True)
-        ]
-    )
+def meets_of(tasks: TaskGraph, ends: Ends, led: set[Key]) -> Floats:
+    """One for each forward or backward task that needs something of another device, and needs it first: it is
+    there for all that come later, such as the cells of a layer whose weights were gathered."""
+    found = np.zeros(len(tasks.tasks))
+    for number, taken in ends.taken.items():
+        is_told = taken >= 0 and tasks.tasks[number].key not in led
+        if is_told and tasks.tasks[taken].kind in (TaskKind.FORWARD, TaskKind.BACKWARD):
+            found[taken] = 1.0
+    return found
 
 
 def met_s_of(tasks: TaskGraph, meets: Floats, start_s: Floats, meeting: Meeting) -> Floats:

@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from soapstone.ops.box import Interval
 from soapstone.runtime.actions import Exchanged
+from soapstone.runtime.alone import AloneWire
 from soapstone.runtime.belts import FEW_BYTES, IN_PIECES, first_piece
 from soapstone.runtime.collectives import post
 from soapstone.runtime.detecting import timed
@@ -147,10 +148,24 @@ def _asking_s(wire: Wire, acts: Sequence[Act], end: Act) -> float:
     return float(own)
 
 
+def to_nobody_s(wire: Wire) -> float:
+    """What a message takes of the thread at each of its ends that is not the wire's own, measured as messages
+    are."""
+    alone = AloneWire(wire)
+    messages = _Messages(alone, _tags(wire), in_parts=False)
+    if wire.belts is not None:
+        return _asking_s(wire, messages.acts, messages.end) / MANY / 2
+    return timed(wire, messages)[0] / MANY / 2
+
+
+def _tags(wire: Wire) -> list[int]:
+    return [tag for tag in range(1, 2 * MANY) if tag % wire.size][:MANY]
+
+
 def _message_s(wire: Wire) -> tuple[float, float]:
     """What one more message takes of the thread at each of its ends, as the runtime hands it over; and what
     it takes to cut one out of a tensor, or to put a part into one."""
-    tags = [tag for tag in range(1, 2 * MANY) if tag % wire.size][:MANY]
+    tags = _tags(wire)
     more_s = []
     for in_parts in (False, True):
         many = _Messages(wire, tags, in_parts=in_parts)

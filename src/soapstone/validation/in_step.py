@@ -189,7 +189,7 @@ def _seen(step: StepAlone, clock: Clock) -> _Seen:
 def _found(alone: Alone, seen: Sequence[_Seen], repeated: Repeated, plain: InStep | None) -> InStep | None:
     """What this rank has seen, of passes in parts only, if `plain` has the rest; None if it does nothing in a
     step."""
-    tasks, taken = alone.step.tasks, _medians([each.taken for each in seen])
+    tasks, taken = alone.step.tasks, medians([each.taken for each in seen])
     if not taken.tasks_s:
         return None
     passes_of = passes_in(tasks, alone.strategy)
@@ -245,18 +245,26 @@ def longer(rows: Floats, seen_s: Floats) -> Longer:
     weight = 1.0 / np.sqrt(np.maximum(own_s, LEAST_S))
     columns = np.vstack([of_what * weight[:, None], [0.0, 0.0, sqrt(DOUBT * own_s.sum()) / units[2]]])
     wanted = np.append((seen_s - own_s) * weight, 0.0)
-    factors = np.zeros(3)
-    kept = [i for i in range(3) if rows[:, i].any()]
-    while True:  # nothing is faster for being one of many
-        factors[:] = 0.0
-        factors[kept], *_ = np.linalg.lstsq(columns[:, kept], wanted, rcond=None)
-        least = int(np.argmin(factors[:2]))
-        if factors[least] >= 0:
-            break
-        kept.remove(least)
+    factors = without_gain(columns, wanted, 2)
     task_s, view_s, share = factors / units
     share += (seen_s - own_s - of_what @ factors).sum() / max(own_s.sum(), 1e-9)  # what doubt has kept back
     return Longer(_digits(task_s), _digits(view_s), share=_bounded(share))
+
+
+def without_gain(columns: Floats, wanted: Floats, count: int) -> Floats:
+    """The factors of columns by which they are nearest to what is wanted; the first so many are not negative,
+    since nothing is faster for being one of many."""
+    factors = np.zeros(columns.shape[1])
+    kept = [i for i in range(len(factors)) if columns[:, i].any()]
+    while kept:
+        factors[:] = 0.0
+        factors[kept], *_ = np.linalg.lstsq(columns[:, kept], wanted, rcond=None)
+        least = int(np.argmin(factors[:count]))
+        if factors[least] >= 0:
+            break
+        kept.remove(least)
+        factors[least] = 0.0
+    return factors
 
 
 def less_or_longer(passes: Sequence[tuple[float, float]], seen_s: float) -> Longer:
@@ -319,7 +327,7 @@ def _collecting(step: StepAlone, taken: Taken) -> tuple[float, float]:
     return float(weight_s), float(byte_s)
 
 
-def _medians(seen: Sequence[Taken]) -> Taken:
+def medians(seen: Sequence[Taken]) -> Taken:
     """What each task took in the median of several steps."""
 
     def middle(found: Sequence[Mapping[int, float]]) -> dict[int, float]:

@@ -224,7 +224,7 @@ def parts_of(
         wire_s, latency_s = _on_a_bus(wire_s, latency_s, seconds, kinds, _flows(plain), traffic, simulated)
     elif not shares_memory:
         wire_s, latency_s = _in_traffic(wire_s, latency_s, seconds, kinds, traffic, among, simulated)
-    meets = meets_of(plain, {*ran.led_by, *ran.left_out})
+    meets = meets_of(plain, ends, {*ran.led_by, *ran.left_out})
     start_s, _ = simulated(seconds + handling_s + wire_s + latency_s)
     met_s = met_s_of(tasks, meets, start_s, traffic.meeting)
     return Parts(

@@ -23,7 +23,7 @@ from soapstone.validation.accounts import Accounts, accounts
 from soapstone.validation.calibrating import Calibration, calibrated
 from soapstone.validation.comparing import Compared, Summary, summary
 from soapstone.validation.crowding import NO_CROWDING
-from soapstone.validation.drawing import Drawn, drawn
+from soapstone.validation.drawing import Drawn, drawn, most_cut_up
 from soapstone.validation.measuring import Measuring, Show, predicted_parts, run_plan
 from soapstone.validation.rehearsing import Inside, rehearsed_peaks
 from soapstone.validation.running import model_of, ran, traced
@@ -85,6 +85,8 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
             traffic = measured_traffic(wire, machine)
             first = run_plan(found[0], machine, measuring.costs)
             crowding = measuring.crowding(first, model, traffic.handing.call_s)
+            cut_up = run_plan(most_cut_up(found[::2], machine), machine, measuring.costs)
+            traffic = measuring.pieces(cut_up, model, crowding, traffic)
             found = measuring.found_anew(found, graph, wanted.seed, crowding, traffic)
             costs, inside, told = measuring.costs, measuring.inside(), measuring.told(crowding)
     plans = [run_plan(each, machine, costs) for each in found]
@@ -96,8 +98,8 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     if told is not None:
         with settled_objects():
             again = between(traffic, measured_traffic(wire, machine))
-        if crowding.in_step:  # steps alone were told apart by this
-            again = replace(again, handing=replace(again.handing, call_s=traffic.handing.call_s))
+        if crowding.in_step:  # steps alone have told these
+            again = replace(again, handing=traffic.handing)
         traffic = again
         told |= {"traffic": asdict(traffic)}
     fitted_on = frozenset(range(0, len(found), 2))
