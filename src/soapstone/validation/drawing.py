@@ -8,9 +8,12 @@ after the other, so that every second strategy is half of each kind.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+
+import numpy as np
 
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.graph import Graph
@@ -98,14 +101,15 @@ def found_anew(
     return [*others[:place], Drawn(FOUND, best), *others[place:]][: len(found)]
 
 
-def most_cut_up(found: Sequence[Drawn], machine: Machine) -> Drawn:
-    """The strategy of the most messages."""
-
-    def messages(each: Drawn) -> int:
-        tasks = task_graph(each.strategy, machine, AnalyticCosts()).tasks
-        return sum(task.kind is TaskKind.TRANSFER for task in tasks)
-
-    return max(found, key=messages)
+def to_do_alone(found: Sequence[Drawn], machine: Machine) -> tuple[Drawn, Drawn]:
+    """The strategy of the most forward tasks on a device, and the one of the most messages."""
+    kinds = [
+        [(task.kind, task.resource) for task in task_graph(each.strategy, machine, AnalyticCosts()).tasks]
+        for each in found
+    ]
+    tasks = [max(Counter(each for each in own if each[0] is TaskKind.FORWARD).values()) for own in kinds]
+    messages = [sum(kind is TaskKind.TRANSFER for kind, _ in own) for own in kinds]
+    return found[int(np.argmax(tasks))], found[int(np.argmax(messages))]
 
 
 def _searched(

@@ -39,6 +39,8 @@ from soapstone.tasks.task import BufferKind, TaskGraph, TaskKind
 
 Floats = NDArray[np.float64]
 
+NO_ROWS: Floats = np.zeros((0, 3))
+
 ROUNDS, FEWEST_ROUNDS, WARM_UP = 8, 3, 2
 """[choice] How often each step is done, no more and no less, and how often before that."""
 
@@ -147,33 +149,46 @@ def measured_in_step(
     clock: Clock,
     repeated: Sequence[Repeated],
     undivided: Alone | None = None,
+    finer: Alone | None = None,
 ) -> tuple[InStep, ...]:
     """What passes take longer in a step for 1, 2, ... ranks at work, the same on every rank. `repeated` has
     what they take over and over by the same clock, for 1, 2, ... ranks. Numbers of ranks take turns, so that
     what else the computer does falls on all of them alike. Of a step that is `undivided`, on one rank, is
-    what passes take longer that are not in parts, if it is given."""
+    what passes take longer that are not in parts, if it is given; and of one whose tasks are `finer`, what is
+    each task's and what is of its time."""
     if wire.size == 1 or alone is None:
         return ()
     plain = None if undivided is None else _undivided(wire, undivided, clock, repeated[0])
     longest_s = max(map(float, wire.told_by_all(str(alone.step.run(clock)), "steps alone")))
     rounds = max(FEWEST_ROUNDS, min(ROUNDS, int(LONGEST_S / (4 * longest_s))))
     seen: dict[int, list[_Seen]] = {1: [], wire.size: []}
-    for _ in range(WARM_UP + rounds):
+    beside: dict[int, list[Taken]] = {busy: [] for busy in seen}
+    for number in range(WARM_UP + rounds):
         for busy, own in seen.items():
             wire.meet("steps alone")
             if wire.rank < busy:
                 own.append(_seen(alone.step, clock))
-    one, everyone = (
-        _mean(wire, _found(alone, own[WARM_UP:], repeated[busy - 1], plain) if own else None)
-        for busy, own in seen.items()
-    )
+            if finer is not None and number < WARM_UP + FEWEST_ROUNDS:
+                wire.meet("steps alone")
+                if wire.rank < busy:
+                    beside[busy].append(finer.step.timed(clock))
+
+    def found(busy: int) -> InStep | None:
+        if not seen[busy]:
+            return None
+        others = _Rows()
+        if finer is not None:
+            others = _rows(finer, medians(beside[busy][WARM_UP:]), repeated[busy - 1], met=False)
+        return _found(alone, seen[busy][WARM_UP:], repeated[busy - 1], plain, others)
+
+    one, everyone = (_mean(wire, found(busy)) for busy in seen)
     return tuple(_between(one, everyone, (busy - 1) / (wire.size - 1)) for busy in range(1, wire.size + 1))
 
 
 def _undivided(wire: Wire, alone: Alone, clock: Clock, repeated: Repeated) -> InStep:
     """What is seen of it by the rank that has tasks in it, and other ranks hear of."""
     own = [_seen(alone.step, clock) for _ in range(WARM_UP + FEWEST_ROUNDS)]
-    return _mean(wire, _found(alone, own[WARM_UP:], repeated, None))
+    return _mean(wire, _found(alone, own[WARM_UP:], repeated, None, _Rows()))
 
 
 def _seen(step: StepAlone, clock: Clock) -> _Seen:
@@ -186,37 +201,65 @@ def _seen(step: StepAlone, clock: Clock) -> _Seen:
     return _Seen(whole_s, perf_counter() - start, taken)
 
 
-def _found(alone: Alone, seen: Sequence[_Seen], repeated: Repeated, plain: InStep | None) -> InStep | None:
+@dataclass
+class _Rows:
+    """Of forward tasks one, their views, and what their passes take over and over; what each took; of how
+    many passes they do a part; and of backward passes what each takes, and which part of it there is."""
+
+    rows: list[tuple[float, float, float]] = field(default_factory=list)
+    seen_s: list[float] = field(default_factory=list)
+    parts: int = 0
+    backward: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def told(self) -> Floats:
+        """The rows."""
+        return np.array(self.rows, dtype=np.float64).reshape(-1, 3)
+
+
+def _rows(alone: Alone, taken: Taken, repeated: Repeated, *, met: bool = True) -> _Rows:
+    """What is told of this rank's tasks; if not `met`, of those alone that need nothing of others."""
+    found, tasks = _Rows(), alone.step.tasks
+    place = tasks.tasks[next(iter(taken.tasks_s))].resource if taken.tasks_s else None
+    for number, passes in passes_in(tasks, alone.strategy).items():
+        if not met and any(tasks.tasks[before].resource != place for before in tasks.after[number]):
+            continue
+        works = [(repeated.pass_s(work), share) for work, share in passes if work is not None]
+        if tasks.tasks[number].kind is TaskKind.BACKWARD:
+            found.backward += works if tasks.tasks[number].resource == place else []
+        elif number in taken.tasks_s:
+            own_s = sum(seconds * share for seconds, share in works)
+            found.rows.append((1.0, sum(share for work, share in passes if work is None), own_s))
+            found.parts += count_of_parts(passes)
+            found.seen_s.append(taken.tasks_s[number])
+    return found
+
+
+def _found(
+    alone: Alone, seen: Sequence[_Seen], repeated: Repeated, plain: InStep | None, others: _Rows
+) -> InStep | None:
     """What this rank has seen, of passes in parts only, if `plain` has the rest; None if it does nothing in a
-    step."""
+    step. `others` are forward tasks of another step."""
     tasks, taken = alone.step.tasks, medians([each.taken for each in seen])
     if not taken.tasks_s:
         return None
-    passes_of = passes_in(tasks, alone.strategy)
     place = tasks.tasks[next(iter(taken.tasks_s))].resource
-    rows, seen_s, backward, parts = [], [], list[tuple[float, float]](), 0
-    for number, passes in passes_of.items():
-        works = [(repeated.pass_s(work), share) for work, share in passes if work is not None]
-        if tasks.tasks[number].kind is TaskKind.BACKWARD:
-            backward += works if tasks.tasks[number].resource == place else []
-        elif number in taken.tasks_s:
-            own_s = sum(seconds * share for seconds, share in works)
-            rows.append((1.0, sum(share for work, share in passes if work is None), own_s))
-            parts += count_of_parts(passes)
-            seen_s.append(taken.tasks_s[number])
+    own = _rows(alone, taken, repeated)
+    seen_s, backward, parts = own.seen_s, own.backward, own.parts
     back_s = sum(taken.tasks_s.values()) - sum(seen_s)
     back_s -= repeated.call_s * alone.step.calls + repeated.adding_s
     updated = _updated_bytes(tasks, taken)
     update_s = sum(map(repeated.update_s, updated))
+    passes_of = passes_in(tasks, alone.strategy)
     own_tasks = sum(tasks.tasks[number].resource == place for number in passes_of)
     done_s = sum(taken.tasks_s.values()) + sum(taken.asked_s.values()) + taken.update_s
-    told = np.array(rows, dtype=np.float64).reshape(-1, 3)
     if plain is None or not parts:
-        forward_s, backward_s = longer(told, np.array(seen_s)), less_or_longer(backward, back_s)
+        forward_s = longer(own.told, np.array(seen_s), others.told, np.array(others.seen_s))
+        backward_s = less_or_longer(backward, back_s)
     else:
         said = plain.forward.task_s, plain.forward.view_s, 1.0 + plain.forward.share
         rest_s = [
-            sum(seen_s) - float((told @ np.array(said)).sum()),
+            sum(seen_s) - float((own.told @ np.array(said)).sum()),
             back_s - sum(share * (seconds + plain.backward.of(seconds)) for seconds, share in backward),
         ]
         forward_s, backward_s = (
@@ -234,20 +277,24 @@ def _found(alone: Alone, seen: Sequence[_Seen], repeated: Repeated, plain: InSte
     )
 
 
-def longer(rows: Floats, seen_s: Floats) -> Longer:
+def longer(
+    rows: Floats, seen_s: Floats, other_rows: Floats = NO_ROWS, other_seen_s: Floats = NO_ROWS[:, 0]
+) -> Longer:
     """What forward tasks take longer than their passes do over and over again, by what they took, so that
-    together they take what they took. A row has one, a task's views, and its passes' seconds."""
+    together they take what they took. A row has one, a task's views, and its passes' seconds. Others, which
+    are of another size, help to tell these apart."""
     if len(rows) < FEWEST:
         return Longer()
-    own_s = rows[:, 2]
-    units = np.maximum(np.mean(rows, axis=0), 1e-30)
-    of_what = rows / units
+    every, every_s = np.vstack([rows, other_rows]), np.append(seen_s, other_seen_s)
+    own_s = every[:, 2]
+    units = np.maximum(np.mean(every, axis=0), 1e-30)
     weight = 1.0 / np.sqrt(np.maximum(own_s, LEAST_S))
-    columns = np.vstack([of_what * weight[:, None], [0.0, 0.0, sqrt(DOUBT * own_s.sum()) / units[2]]])
-    wanted = np.append((seen_s - own_s) * weight, 0.0)
-    factors = without_gain(columns, wanted, 2)
-    task_s, view_s, share = factors / units
-    share += (seen_s - own_s - of_what @ factors).sum() / max(own_s.sum(), 1e-9)  # what doubt has kept back
+    doubt = [0.0, 0.0, sqrt(DOUBT * own_s.sum()) / units[2]]
+    columns = np.vstack([every / units * weight[:, None], doubt])
+    wanted = np.append((every_s - own_s) * weight, 0.0)
+    task_s, view_s, share = (factors := without_gain(columns, wanted, 2) / units)
+    rest_s = seen_s - rows[:, 2] - rows @ factors
+    share += rest_s.sum() / max(rows[:, 2].sum(), 1e-9)  # what doubt has kept back
     return Longer(_digits(task_s), _digits(view_s), share=_bounded(share))
 
 

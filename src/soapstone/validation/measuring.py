@@ -94,14 +94,14 @@ class Measuring:
         self._measured += todo[:done]
         self._profile = shared_profile(self._profiler.profile, self._wire)
 
-    def crowding(self, plan: Plan, model: Model, call_s: float) -> Crowding:
-        """What ranks take from each other; in steps, as they are under this plan, in which a call of autograd
-        takes so long."""
+    def crowding(self, plan: Plan, finer: Plan, model: Model, call_s: float) -> Crowding:
+        """What ranks take from each other; in steps, as they are under these plans, in which a call of
+        autograd takes so long. The second plan's tasks are finer."""
         runs = standing_for_all(self._profiler, self._measured, self.costs, self._kind)
         in_turn, ahead_s = self._profiler.launching_among(one_of_each(self._measured))
         found = measured_crowding(self._device, self._wire, runs, in_turn, ahead_s)
         found = replace(found, adding=measured_adding(self._wire, self._device.clock))
-        return replace(found, in_step=self._in_step(plan, model, found, call_s))
+        return replace(found, in_step=self._in_step(plan, finer, model, found, call_s))
 
     def pieces(self, plan: Plan, model: Model, crowding: Crowding, traffic: Traffic) -> Traffic:
         """The traffic, with what pieces and calls of autograd take in steps of this plan."""
@@ -118,7 +118,9 @@ class Measuring:
             torch.cuda.empty_cache()
         return replace(traffic, handing=handing)
 
-    def _in_step(self, plan: Plan, model: Model, crowding: Crowding, call_s: float) -> tuple[InStep, ...]:
+    def _in_step(
+        self, plan: Plan, finer: Plan, model: Model, crowding: Crowding, call_s: float
+    ) -> tuple[InStep, ...]:
         """What operators take longer in a step, or on GPUs launching them."""
         costs, kind, is_cuda = self.costs, self._kind, self._device.is_cuda
         launches = _launches(costs, plan.machine) if is_cuda else None
@@ -142,7 +144,9 @@ class Measuring:
         levels = [with_busy(busy) for busy in range(1, self._wire.size + 1)]
         alone = step_alone(plan, model, self._wire)
         if not is_cuda:
-            return measured_in_step(self._wire, alone, self._device.clock, levels)
+            is_other = finer.strategy is not plan.strategy
+            beside = step_alone(finer, model, self._wire) if is_other else None
+            return measured_in_step(self._wire, alone, self._device.clock, levels, finer=beside)
         undivided = None
         if alone is not None and alone.has_parts:
             whole = Drawn("", single_device(plan.graph, self._machine))

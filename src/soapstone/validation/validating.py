@@ -23,7 +23,7 @@ from soapstone.validation.accounts import Accounts, accounts
 from soapstone.validation.calibrating import Calibration, calibrated
 from soapstone.validation.comparing import Compared, Summary, summary
 from soapstone.validation.crowding import NO_CROWDING
-from soapstone.validation.drawing import Drawn, drawn, most_cut_up
+from soapstone.validation.drawing import Drawn, drawn, to_do_alone
 from soapstone.validation.measuring import Measuring, Show, predicted_parts, run_plan
 from soapstone.validation.rehearsing import Inside, rehearsed_peaks
 from soapstone.validation.running import model_of, ran, traced
@@ -84,8 +84,10 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
             measuring.strategies(found)
             traffic = measured_traffic(wire, machine)
             first = run_plan(found[0], machine, measuring.costs)
-            crowding = measuring.crowding(first, model, traffic.handing.call_s)
-            cut_up = run_plan(most_cut_up(found[::2], machine), machine, measuring.costs)
+            finer, cut_up = (
+                run_plan(each, machine, measuring.costs) for each in to_do_alone(found[::2], machine)
+            )
+            crowding = measuring.crowding(first, finer, model, traffic.handing.call_s)
             traffic = measuring.pieces(cut_up, model, crowding, traffic)
             found = measuring.found_anew(found, graph, wanted.seed, crowding, traffic)
             costs, inside, told = measuring.costs, measuring.inside(), measuring.told(crowding)
