@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 from time import perf_counter, sleep
 from typing import Any
 
@@ -25,6 +26,7 @@ from soapstone.runtime.recording import Recorder, gathered_spans
 from soapstone.runtime.staging import Queued
 from soapstone.runtime.wire import Wire
 from soapstone.search.baselines import data_parallel, single_device
+from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
 from soapstone.tasks.passes import passes_in
@@ -32,6 +34,8 @@ from soapstone.tasks.task import TaskGraph, TaskKind
 from soapstone.validation.adding import Adding, measured_adding
 from soapstone.validation.crowding import Crowding, measured_crowding
 from soapstone.validation.in_step import Alone, InStep, Repeated, count_of_parts, measured_in_step
+from soapstone.validation.parts import parts_of
+from soapstone.validation.pieces import Beyond, Said, measured_beyond
 from soapstone.validation.running import model_of, step_alone
 from soapstone.validation.traffic import Traffic, measured_traffic
 
@@ -225,6 +229,28 @@ def step_alone_seen(rank: int, size: int, fails: bool) -> bool:
         for tensor in model.state.weights.values():
             tensor.fill_(torch.nan)
     return step_alone(plan, model, wire) is not None
+
+
+def beyond_seen(rank: int, size: int) -> Beyond:
+    """What ranks see in steps of a strategy that cuts up much, by costs that say nothing of operators."""
+    machine, costs = preset("cpu:1x2"), AnalyticCosts()
+    source = load("rnnlm", tiny=True, devices=2, weights=True)
+    captured = source.captured()
+    strategy = random_strategy(captured.graph, 2, Random(3))
+    plan = planned(strategy, machine, predicted(strategy, machine, costs), costs)
+    wire = Wire(rank, size)
+    alone = step_alone(plan, model_of(source, captured.graph, captured.constants, wire.device), wire)
+    assert alone is not None
+    calls = alone.step.taken_back
+    tasks = alone.step.tasks.tasks
+    assert alone.step.calls == len(calls) > 1
+    place = machine.devices[rank].name
+    backward = [
+        n for n, task in enumerate(tasks) if task.kind is TaskKind.BACKWARD and task.resource == place
+    ]
+    assert sorted(number for each in calls for number in each) == backward
+    parts = parts_of(plan, costs, backend=wire.backend)
+    return measured_beyond(wire, alone.step, Said(parts, parts.seconds), perf_counter)
 
 
 def met_after_s(rank: int, size: int) -> float:

@@ -24,6 +24,7 @@ from soapstone.strategy.space import Space, random_strategy
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
 from soapstone.tasks.task import TaskKind
+from soapstone.validation.ends import pieces_in
 
 PROPOSALS = 2000
 """[choice] Of each chain of the search: a number, since all ranks have to find the same."""
@@ -102,14 +103,11 @@ def found_anew(
 
 
 def to_do_alone(found: Sequence[Drawn], machine: Machine) -> tuple[Drawn, Drawn]:
-    """The strategy of the most forward tasks on a device, and the one of the most messages."""
-    kinds = [
-        [(task.kind, task.resource) for task in task_graph(each.strategy, machine, AnalyticCosts()).tasks]
-        for each in found
-    ]
-    tasks = [max(Counter(each for each in own if each[0] is TaskKind.FORWARD).values()) for own in kinds]
-    messages = [sum(kind is TaskKind.TRANSFER for kind, _ in own) for own in kinds]
-    return found[int(np.argmax(tasks))], found[int(np.argmax(messages))]
+    """The strategy of the most forward tasks on a device, and the one of the most pieces."""
+    graphs = [task_graph(each.strategy, machine, AnalyticCosts()) for each in found]
+    forward = [[task.resource for task in own.tasks if task.kind is TaskKind.FORWARD] for own in graphs]
+    finest = np.argmax([max(Counter(each).values()) for each in forward])
+    return found[int(finest)], found[int(np.argmax([pieces_in(own) for own in graphs]))]
 
 
 def _searched(

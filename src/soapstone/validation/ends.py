@@ -163,6 +163,12 @@ def handed_over(tasks: TaskGraph, ends: Ends, ran: AsRun, traffic: Traffic) -> t
     return messages, parts
 
 
+def pieces_in(tasks: TaskGraph) -> int:
+    """How many pieces there are of all that is put together from more than one."""
+    found = (_contributions(key, exchange) for key, exchange in tasks.exchanges.items())
+    return sum(len(own) for each in found for own in each.values() if len(own) > 1)
+
+
 def _messages(move: Move, task: Task, traffic: Traffic) -> float:
     """The messages that a message, or the hop of what is made of messages, is at each of its ends."""
     count = 1 if move.pattern is Pattern.TRANSFER else len(move.devices) - 1

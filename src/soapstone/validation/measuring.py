@@ -35,7 +35,7 @@ from soapstone.validation.crowding import Crowding, eased, measured_crowding, on
 from soapstone.validation.drawing import FOUND, Drawn, found_anew
 from soapstone.validation.in_step import InStep, Repeated, measured_in_step
 from soapstone.validation.parts import Parts, parts_of
-from soapstone.validation.pieces import Said, measured_pieces
+from soapstone.validation.pieces import Beyond, Said, measured_beyond
 from soapstone.validation.rehearsing import Inside
 from soapstone.validation.running import Model, step_alone
 from soapstone.validation.traffic import Traffic
@@ -103,20 +103,20 @@ class Measuring:
         found = replace(found, adding=measured_adding(self._wire, self._device.clock))
         return replace(found, in_step=self._in_step(plan, finer, model, found, call_s))
 
-    def pieces(self, plan: Plan, model: Model, crowding: Crowding, traffic: Traffic) -> Traffic:
-        """The traffic, with what pieces and calls of autograd take in steps of this plan."""
+    def beyond(self, plan: Plan, model: Model, crowding: Crowding, traffic: Traffic) -> Beyond:
+        """What messages, pieces and calls of autograd take in steps of this plan beyond what was measured."""
         if not crowding.in_step:
-            return traffic
+            return Beyond()
         alone, crowding = step_alone(plan, model, self._wire), crowding.all_at_work
         (parts,) = predicted_parts([plan], self.costs, crowding, traffic, self._wire)
         seconds = parts.seconds / crowding.stretch[-1] / crowding.real[-1]
         said = Said(parts, parts.launching_s if self._device.is_cuda else seconds)
         clock = perf_counter if self._device.is_cuda else self._device.clock
-        handing = measured_pieces(self._wire, None if alone is None else alone.step, said, clock)
+        found = measured_beyond(self._wire, None if alone is None else alone.step, said, clock)
         del alone
         if self._device.is_cuda:
-            torch.cuda.empty_cache()
-        return replace(traffic, handing=handing)
+            torch.cuda.empty_cache()  # ranks that share a GPU need it too
+        return found
 
     def _in_step(
         self, plan: Plan, finer: Plan, model: Model, crowding: Crowding, call_s: float

@@ -22,11 +22,16 @@ from numpy.typing import NDArray
 from soapstone.runtime.alone import Clock, StepAlone, Taken
 from soapstone.runtime.wire import Wire
 from soapstone.tasks.task import TaskKind
-from soapstone.validation.handing import Handing, to_nobody_s
+from soapstone.validation.handing import to_nobody_s
 from soapstone.validation.in_step import FEWEST, LEAST_S, medians, without_gain
 from soapstone.validation.parts import Parts
+from soapstone.validation.traffic import Traffic
 
 Floats = NDArray[np.float64]
+
+IN_MEETINGS = 1.0
+"""[choice] A meeting has two ends of messages, of whose longer time ports and regions, which meetings are
+measured without, are about a half."""
 
 ROUNDS, WARM_UP = 5, 2
 """[choice] How often the step is done, and how often before that."""
@@ -46,17 +51,26 @@ class Beyond:
     """What a message takes of each of its ends, a piece and a call, beyond what was measured of them by
     themselves."""
 
-    message_s: float
-    piece_s: float
-    call_s: float
+    message_s: float = 0.0
+    piece_s: float = 0.0
+    call_s: float = 0.0
+
+    def added_to(self, traffic: Traffic) -> Traffic:
+        """The traffic as it is in steps. Of what ends of messages take longer there, a part is in meetings as
+        these are measured."""
+        handing = replace(
+            traffic.handing,
+            message_s=traffic.handing.message_s + self.message_s,
+            part_s=traffic.handing.part_s + self.piece_s,
+            call_s=traffic.handing.call_s + self.call_s,
+        )
+        return replace(traffic, handing=handing, meeting=traffic.meeting.less(IN_MEETINGS * self.message_s))
 
 
-def measured_pieces(wire: Wire, step: StepAlone | None, said: Said, clock: Clock) -> Handing:
-    """What was measured of handing over, with what messages, pieces and calls take in this step; the same on
-    every rank."""
-    handing = said.parts.handing
+def measured_beyond(wire: Wire, step: StepAlone | None, said: Said, clock: Clock) -> Beyond:
+    """What is seen of it in this step; the same on every rank."""
     if step is None:
-        return handing
+        return Beyond()
     usual_s = to_nobody_s(wire)
     seen = []
     for _ in range(WARM_UP + ROUNDS):
@@ -65,18 +79,10 @@ def measured_pieces(wire: Wire, step: StepAlone | None, said: Said, clock: Clock
     taken = medians(seen[WARM_UP:])
     sums = {task for task, *_ in step.sums}
     asked_s = sum(seconds for task, seconds in taken.asked_s.items() if task not in sums)
-    own = beyond(said, _seen_as_one(step, taken), taken.tasks_s, asked_s, usual_s)
+    own = beyond_said(said, _seen_as_one(step, taken), taken.tasks_s, asked_s, usual_s)
     told = wire.told_by_all(json.dumps(None if own is None else astuple(own)), "pieces")
     known = [json.loads(each) for each in told if each != "null"]
-    if not known:
-        return handing
-    mean = Beyond(*(float(f"{fmean(column):.3g}") for column in zip(*known, strict=True)))
-    return replace(
-        handing,
-        message_s=handing.message_s + mean.message_s,
-        part_s=handing.part_s + mean.piece_s,
-        call_s=handing.call_s + mean.call_s,
-    )
+    return Beyond(*(float(f"{fmean(column):.3g}") for column in zip(*known, strict=True)))
 
 
 def _seen_as_one(step: StepAlone, taken: Taken) -> list[list[int]]:
@@ -86,7 +92,7 @@ def _seen_as_one(step: StepAlone, taken: Taken) -> list[list[int]]:
     return forward + [each for each in step.taken_back if each[0] in taken.tasks_s]
 
 
-def beyond(
+def beyond_said(
     said: Said,
     seen_as_one: Sequence[Sequence[int]],
     taken_s: Mapping[int, float],
@@ -114,5 +120,5 @@ def beyond(
     weight = 1.0 / np.sqrt(np.maximum(said_s, LEAST_S))
     factors = without_gain(told / units * weight[:, None], np.array(beyond_s) * weight, 4) / units
     taking_s, piece_s, call_s, _ = factors.tolist()
-    message_s = asked_s / float(told[:, 0].sum()) + taking_s - usual_s
+    message_s = asked_s / max(1.0, float(told[:, 0].sum())) + taking_s - usual_s
     return Beyond(max(message_s, 0.0), piece_s, call_s)

@@ -25,6 +25,7 @@ from soapstone.validation.comparing import Compared, Summary, summary
 from soapstone.validation.crowding import NO_CROWDING
 from soapstone.validation.drawing import Drawn, drawn, to_do_alone
 from soapstone.validation.measuring import Measuring, Show, predicted_parts, run_plan
+from soapstone.validation.pieces import Beyond
 from soapstone.validation.rehearsing import Inside, rehearsed_peaks
 from soapstone.validation.running import model_of, ran, traced
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, between, measured_traffic
@@ -77,7 +78,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     if len(found) < 2:
         raise TrainingError(f"model '{graph.name}' has no two strategies on machine '{machine.name}'")
     model = model_of(source, graph, captured.constants, wire.device)
-    told, crowding, inside, traffic = None, NO_CROWDING, Inside(), AS_THE_MACHINE_SAYS
+    told, crowding, inside, traffic, beyond = None, NO_CROWDING, Inside(), AS_THE_MACHINE_SAYS, Beyond()
     if wanted.costs == "measured":
         with settled_objects():  # as steps are run
             measuring = Measuring(machine, wanted.budget_s, wire, show)
@@ -88,8 +89,8 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
                 run_plan(each, machine, measuring.costs) for each in to_do_alone(found[::2], machine)
             )
             crowding = measuring.crowding(first, finer, model, traffic.handing.call_s)
-            traffic = measuring.pieces(cut_up, model, crowding, traffic)
-            found = measuring.found_anew(found, graph, wanted.seed, crowding, traffic)
+            beyond = measuring.beyond(cut_up, model, crowding, traffic)
+            found = measuring.found_anew(found, graph, wanted.seed, crowding, beyond.added_to(traffic))
             costs, inside, told = measuring.costs, measuring.inside(), measuring.told(crowding)
     plans = [run_plan(each, machine, costs) for each in found]
     with settled_objects():
@@ -100,10 +101,10 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     if told is not None:
         with settled_objects():
             again = between(traffic, measured_traffic(wire, machine))
-        if crowding.in_step:  # steps alone have told these
-            again = replace(again, handing=traffic.handing)
-        traffic = again
-        told |= {"traffic": asdict(traffic)}
+        if crowding.in_step:  # steps alone were told apart by this
+            again = replace(again, handing=replace(again.handing, call_s=traffic.handing.call_s))
+        traffic = beyond.added_to(again)
+        told |= {"traffic": asdict(traffic), "beyond": asdict(beyond)}
     fitted_on = frozenset(range(0, len(found), 2))
     rest = [i for i in range(len(found)) if i not in fitted_on]
     parts = predicted_parts(plans, costs, crowding, traffic, wire)
