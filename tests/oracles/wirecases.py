@@ -25,7 +25,7 @@ from soapstone.runtime.mailbox import local_mailbox
 from soapstone.runtime.recording import Recorder, gathered_spans
 from soapstone.runtime.staging import Queued
 from soapstone.runtime.wire import Wire
-from soapstone.search.baselines import data_parallel, single_device
+from soapstone.search.baselines import baseline, data_parallel, single_device
 from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
@@ -132,19 +132,26 @@ twice as much."""
 
 class _Step:
     """Made-up steps of a rank, whose forward tasks and update take longer if others are at it, where it minds
-    them."""
+    them; and tasks that need something of others, if there are any, so much longer."""
 
     calls, is_launched = 1, False
 
     def __init__(
-        self, tasks: TaskGraph, strategy: Strategy, rank: int, folder: Path, *, minds: bool = True
+        self,
+        tasks: TaskGraph,
+        strategy: Strategy,
+        rank: int,
+        folder: Path,
+        *,
+        minds: bool = True,
+        waits_s: float = 0.0,
     ) -> None:
+        self._place, self._waits_s = preset("cpu:1x2").devices[rank].name, waits_s
         self.tasks, self._rank, self._own, self._minds = tasks, rank, folder / str(rank), minds
-        place = preset("cpu:1x2").devices[rank].name
         self._passes = {
             number: passes
             for number, passes in passes_in(tasks, strategy).items()
-            if tasks.tasks[number].resource == place
+            if tasks.tasks[number].resource == self._place
         }
         sums = [n for n, task in enumerate(tasks.tasks) if task.kind is TaskKind.ALL_REDUCE]
         self.sums = [(sums[0], 4, 4096)] if sums else []
@@ -169,6 +176,8 @@ class _Step:
             if self.tasks.tasks[number].kind is TaskKind.FORWARD:
                 views = sum(share for work, share in passes if work is None)
                 tasks_s[number] = own_s + times * (TASK_S + VIEW_S * views) + PART_S * count_of_parts(passes)
+                before = (self.tasks.tasks[i].resource for i in self.tasks.after[number])
+                tasks_s[number] += self._waits_s * any(place != self._place for place in before)
             else:
                 back_s += 0.9 * own_s + 2 * PART_S * count_of_parts(passes)
                 last = number
@@ -181,8 +190,9 @@ class _Step:
         return done_s + BETWEEN_S * len(self._passes)
 
 
-def in_step_seen(rank: int, size: int, folder: str) -> tuple[InStep, ...]:
-    """What ranks make of made-up steps."""
+def in_step_seen(rank: int, size: int, folder: str, is_finer_too: bool) -> tuple[InStep, ...]:
+    """What ranks make of made-up steps; of those of a pipeline, too, in which tasks that need something of
+    others take far longer."""
     machine = preset("cpu:1x2")
     strategy = data_parallel(load("lenet", tiny=True, devices=2).captured().graph, machine)
     tasks = task_graph(strategy, machine, AnalyticCosts())
@@ -190,7 +200,13 @@ def in_step_seen(rank: int, size: int, folder: str) -> tuple[InStep, ...]:
     weights = sum(task.kind is TaskKind.UPDATE for task in tasks.tasks) // size
     repeated = Repeated(lambda _: PASS_S, lambda _: PASS_S / weights, CALL_S)
     alone = Alone(strategy, step)  # type: ignore[arg-type]
-    return measured_in_step(Wire(rank, size), alone, lambda: 0.0, [repeated] * size)
+    finer = None
+    if is_finer_too:
+        stages = baseline("pipeline", strategy.graph, machine, AnalyticCosts(), 0)
+        finer_tasks = task_graph(stages, machine, AnalyticCosts())
+        made_up = _Step(finer_tasks, stages, rank, Path(folder), waits_s=1.0)
+        finer = Alone(stages, made_up)  # type: ignore[arg-type]
+    return measured_in_step(Wire(rank, size), alone, lambda: 0.0, [repeated] * size, finer=finer)
 
 
 def in_parts_seen(rank: int, size: int, folder: str) -> tuple[InStep, ...]:

@@ -142,11 +142,13 @@ def test_views_are_passes_without_work() -> None:
     assert counts[TaskKind.FORWARD][0] == counts[TaskKind.BACKWARD][0] == 2
 
 
-def test_ranks_agree_on_what_they_have_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_finer_too", [False, True])
+def test_ranks_agree_on_what_they_have_seen(tmp_path: Path, is_finer_too: bool) -> None:
     """Made-up steps: with both ranks at it tasks, views and updates take two and three times as long, 2.5 on
-    average; all backward passes take nine tenths."""
+    average; all backward passes take nine tenths. A second strategy of the same tasks changes nothing,
+    whatever others are waited for."""
     ranks = Ranks(2)
-    first, second = ranks.run(in_step_seen, 2, str(tmp_path))
+    first, second = ranks.run(in_step_seen, 2, str(tmp_path), is_finer_too)
     ranks.close()
     assert first == second
     one, both = first
