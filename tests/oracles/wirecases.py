@@ -9,6 +9,7 @@ from random import Random
 from time import perf_counter, sleep
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -20,7 +21,7 @@ from soapstone.frontends.source import load
 from soapstone.graph import GraphBuilder
 from soapstone.machine import preset
 from soapstone.plans import planned, predicted
-from soapstone.runtime.alone import Taken
+from soapstone.runtime.alone import StepAlone, Taken
 from soapstone.runtime.mailbox import local_mailbox
 from soapstone.runtime.recording import Recorder, gathered_spans
 from soapstone.runtime.staging import Queued
@@ -34,7 +35,7 @@ from soapstone.tasks.task import TaskGraph, TaskKind
 from soapstone.validation.adding import Adding, measured_adding
 from soapstone.validation.crowding import Crowding, measured_crowding
 from soapstone.validation.in_step import Alone, InStep, Repeated, count_of_parts, measured_in_step
-from soapstone.validation.parts import parts_of
+from soapstone.validation.parts import Parts, parts_of
 from soapstone.validation.pieces import Beyond, Said, measured_beyond
 from soapstone.validation.running import model_of, step_alone
 from soapstone.validation.traffic import Traffic, measured_traffic
@@ -124,6 +125,9 @@ def crowding_seen(rank: int, size: int, folder: str) -> Crowding:
     return measured_crowding(device_at_hand("cpu", threads=2), Wire(rank, size), runs)
 
 
+PIECE_S, BACK_S, ASKING_S = 3e-5, 2e-4, 2e-3
+"""What pieces, calls and asking for messages take in made-up steps of a strategy that cuts up much."""
+
 PASS_S, TASK_S, VIEW_S, CALL_S, SUM_S, BETWEEN_S, PART_S = 1e-4, 5e-5, 2e-5, 3e-4, 4e-4, 7e-4, 8e-5
 """What made-up steps take: every pass over and over, and in a step; a task and a view; a call of autograd, of
 which there is one; a sum; and what comes after each task. A part of a pass takes longer, on the way back by
@@ -132,7 +136,8 @@ twice as much."""
 
 class _Step:
     """Made-up steps of a rank, whose forward tasks and update take longer if others are at it, where it minds
-    them; and tasks that need something of others, if there are any, so much longer."""
+    them. Tasks and views take twice as long in one that is finer, and what needs something of others a
+    second more."""
 
     calls, is_launched = 1, False
 
@@ -144,9 +149,9 @@ class _Step:
         folder: Path,
         *,
         minds: bool = True,
-        waits_s: float = 0.0,
+        is_finer: bool = False,
     ) -> None:
-        self._place, self._waits_s = preset("cpu:1x2").devices[rank].name, waits_s
+        self._place, self._is_finer = preset("cpu:1x2").devices[rank].name, is_finer
         self.tasks, self._rank, self._own, self._minds = tasks, rank, folder / str(rank), minds
         self._passes = {
             number: passes
@@ -175,9 +180,10 @@ class _Step:
             own_s = PASS_S * sum(share for work, share in passes if work is not None)
             if self.tasks.tasks[number].kind is TaskKind.FORWARD:
                 views = sum(share for work, share in passes if work is None)
-                tasks_s[number] = own_s + times * (TASK_S + VIEW_S * views) + PART_S * count_of_parts(passes)
+                each_s = (1 + self._is_finer) * (TASK_S + VIEW_S * views)
                 before = (self.tasks.tasks[i].resource for i in self.tasks.after[number])
-                tasks_s[number] += self._waits_s * any(place != self._place for place in before)
+                waits_s = float(self._is_finer and any(place != self._place for place in before))
+                tasks_s[number] = own_s + times * each_s + PART_S * count_of_parts(passes) + waits_s
             else:
                 back_s += 0.9 * own_s + 2 * PART_S * count_of_parts(passes)
                 last = number
@@ -191,8 +197,7 @@ class _Step:
 
 
 def in_step_seen(rank: int, size: int, folder: str, is_finer_too: bool) -> tuple[InStep, ...]:
-    """What ranks make of made-up steps; of those of a pipeline, too, in which tasks that need something of
-    others take far longer."""
+    """What ranks make of made-up steps; of those of a pipeline, too."""
     machine = preset("cpu:1x2")
     strategy = data_parallel(load("lenet", tiny=True, devices=2).captured().graph, machine)
     tasks = task_graph(strategy, machine, AnalyticCosts())
@@ -204,7 +209,7 @@ def in_step_seen(rank: int, size: int, folder: str, is_finer_too: bool) -> tuple
     if is_finer_too:
         stages = baseline("pipeline", strategy.graph, machine, AnalyticCosts(), 0)
         finer_tasks = task_graph(stages, machine, AnalyticCosts())
-        made_up = _Step(finer_tasks, stages, rank, Path(folder), waits_s=1.0)
+        made_up = _Step(finer_tasks, stages, rank, Path(folder), is_finer=True)
         finer = Alone(stages, made_up)  # type: ignore[arg-type]
     return measured_in_step(Wire(rank, size), alone, lambda: 0.0, [repeated] * size, finer=finer)
 
@@ -247,8 +252,33 @@ def step_alone_seen(rank: int, size: int, fails: bool) -> bool:
     return step_alone(plan, model, wire) is not None
 
 
+class _CutUp:
+    """Made-up times of a real step: as predicted, but for pieces, calls and what is asked for."""
+
+    def __init__(self, step: StepAlone, parts: Parts, times: float) -> None:
+        self.tasks, self.taken_back, self.asked = step.tasks, step.taken_back, step.asked
+        self._step, self._parts, self._times = step, parts, times
+
+    def timed(self, clock: Callable[[], float]) -> Taken:
+        real, times, parts = self._step.timed(clock), self._times, self._parts
+        back = {numbers[0]: numbers for numbers in self.taken_back}
+        tasks_s = {}
+        for number in real.tasks_s:
+            own = back.get(number, [number])
+            tasks_s[number] = float(parts.seconds[own].sum() + times * PIECE_S * parts.put[own].sum())
+            tasks_s[number] += times * BACK_S * (number in back)
+        place = self.tasks.tasks[next(iter(tasks_s))].resource
+        is_own = np.array([task.resource == place for task in self.tasks.tasks])
+        cut = float((parts.pieces - parts.put)[is_own].sum())
+        each_s = times * (ASKING_S + PIECE_S * cut / sum(count for _, count in self.asked))
+        asked_s: dict[int, float] = {}
+        for task, count in self.asked:
+            asked_s[task] = asked_s.get(task, 0.0) + count * each_s
+        return Taken(tasks_s, asked_s, 0.0, 0.0)
+
+
 def beyond_seen(rank: int, size: int) -> Beyond:
-    """What ranks see in steps of a strategy that cuts up much, by costs that say nothing of operators."""
+    """What ranks find in made-up times of steps of a strategy that cuts up much."""
     machine, costs = preset("cpu:1x2"), AnalyticCosts()
     source = load("rnnlm", tiny=True, devices=2, weights=True)
     captured = source.captured()
@@ -257,16 +287,16 @@ def beyond_seen(rank: int, size: int) -> Beyond:
     wire = Wire(rank, size)
     alone = step_alone(plan, model_of(source, captured.graph, captured.constants, wire.device), wire)
     assert alone is not None
-    calls = alone.step.taken_back
-    tasks = alone.step.tasks.tasks
+    calls, tasks = alone.step.taken_back, alone.step.tasks.tasks
     assert alone.step.calls == len(calls) > 1
-    place = machine.devices[rank].name
-    backward = [
-        n for n, task in enumerate(tasks) if task.kind is TaskKind.BACKWARD and task.resource == place
-    ]
+    own = [n for n, task in enumerate(tasks) if task.resource == machine.devices[rank].name]
+    backward = [number for number in own if tasks[number].kind is TaskKind.BACKWARD]
     assert sorted(number for each in calls for number in each) == backward
+    asked = {task for task, _ in alone.step.asked}
+    assert asked == alone.step.timed(perf_counter).asked_s.keys() - {task for task, *_ in alone.step.sums}
     parts = parts_of(plan, costs, backend=wire.backend)
-    return measured_beyond(wire, alone.step, Said(parts, parts.seconds), perf_counter)
+    made_up = _CutUp(alone.step, parts, 1.0 + rank)
+    return measured_beyond(wire, made_up, Said(parts, parts.seconds), perf_counter)  # type: ignore[arg-type]
 
 
 def met_after_s(rank: int, size: int) -> float:

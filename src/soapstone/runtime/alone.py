@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from soapstone.ops.box import volume
 from soapstone.plans import Plan
-from soapstone.runtime.actions import Backward, SumGradients
+from soapstone.runtime.actions import Backward, Exchanged, SumGradients
 from soapstone.runtime.inputs import Batch
 from soapstone.runtime.nobody import NobodysWire
 from soapstone.runtime.optimizing import optimizer_named
@@ -26,6 +26,7 @@ from soapstone.runtime.recording import Moment, Recorder
 from soapstone.runtime.run import State
 from soapstone.runtime.trainer import Options, Trainer
 from soapstone.runtime.wire import Pending, Wire
+from soapstone.tasks.exchange import Pattern
 from soapstone.tasks.task import TaskGraph, TaskKind
 
 Clock = Callable[[], float]
@@ -77,6 +78,21 @@ class StepAlone:
             if isinstance(action, Backward):
                 found.setdefault(action.region.number, []).append(action.task)
         return list(found.values())
+
+    @property
+    def asked(self) -> list[tuple[int, int]]:
+        """The tasks of messages, and how often something is asked for in each: once at each end of a message,
+        and once for a collective."""
+        return [
+            (action.task, self._asked_in(action))
+            for action in self._trainer.run.executor.program.actions
+            if isinstance(action, Exchanged)
+        ]
+
+    @staticmethod
+    def _asked_in(action: Exchanged) -> int:
+        both = len(action.departures) + len(action.arrivals)
+        return both if action.pattern is Pattern.TRANSFER else 1
 
     @property
     def sums(self) -> list[tuple[int, int, int]]:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -47,6 +47,8 @@ MOST_IN_TURN = 24
 
 ROUNDS = 4
 """[choice] How often times and numbers of busy ranks are worked out from each other."""
+
+_Level = TypeVar("_Level")
 
 Run = Callable[[], Again]
 """Runs an operator a few times."""
@@ -88,7 +90,7 @@ class Crowding:
     def all_at_work(self) -> Crowding:
         """The same, as if all ranks were always at work."""
 
-        def last(levels: tuple[Any, ...]) -> tuple[Any, ...]:
+        def last(levels: tuple[_Level, ...]) -> tuple[_Level, ...]:
             return levels[-1:] * len(levels)
 
         return replace(

@@ -124,11 +124,11 @@ def _local(exchange: Exchange, sink: int) -> int:
     return sum(volume(box) for box in boxes if box is not None)
 
 
-def handed_over(tasks: TaskGraph, ends: Ends, ran: AsRun, traffic: Traffic) -> tuple[Floats, Floats]:
+def handed_over(tasks: TaskGraph, ends: Ends, ran: AsRun, traffic: Traffic) -> tuple[Floats, Floats, Floats]:
     """For each compute task, the messages that it hands over or takes, a collective being one of them and one
-    that goes in pieces more than one; and how many are cut out of a tensor for that, or put into one. What
-    no task makes (weights) is handed over at the beginning, on both sides."""
-    messages, parts = np.zeros((2, len(tasks.tasks)))
+    that goes in pieces more than one; how many are cut out of a tensor for that; and how many are put into
+    one. What no task makes (weights) is handed over at the beginning, on both sides."""
+    messages, cut, put = np.zeros((3, len(tasks.tasks)))
     contributions = {key: _contributions(key, exchange) for key, exchange in tasks.exchanges.items()}
     sizes = summed_bytes(tasks, ran.led_by)
     joined: set[tuple[Key, int]] = set()
@@ -153,14 +153,14 @@ def handed_over(tasks: TaskGraph, ends: Ends, ran: AsRun, traffic: Traffic) -> t
             continue
         for transfer in move.transfers:
             if transfer.sender == sender and there[0] >= 0:
-                parts[there[0]] += len(transfer.sources) > 1 or not _is_whole(exchange, transfer)
+                cut[there[0]] += len(transfer.sources) > 1 or not _is_whole(exchange, transfer)
             if transfer.receiver == receiver and taken >= 0:
                 own = contributions[task.key[:-2]]
                 several = [sink for sink in transfer.sinks if len(own[sink]) > 1]
                 new = {(task.key[:-2], sink) for sink in several} - joined
                 joined |= new
-                parts[taken] += len(several) + sum(own[sink].count(LOCAL) for _, sink in new)
-    return messages, parts
+                put[taken] += len(several) + sum(own[sink].count(LOCAL) for _, sink in new)
+    return messages, cut, put
 
 
 def pieces_in(tasks: TaskGraph) -> int:

@@ -148,17 +148,18 @@ def _asking_s(wire: Wire, acts: Sequence[Act], end: Act) -> float:
     return float(own)
 
 
-def to_nobody_s(wire: Wire) -> float:
+def message_to_nobody_s(wire: Wire) -> float:
     """What a message takes of the thread at each of its ends that is not the wire's own, measured as messages
     are."""
     alone = AloneWire(wire)
     messages = _Messages(alone, _tags(wire), in_parts=False)
     if wire.belts is not None:
         return _asking_s(wire, messages.acts, messages.end) / MANY / 2
-    return timed(wire, messages)[0] / MANY / 2
+    return timed(wire, messages, to_the_end=False)[0] / MANY / 2
 
 
 def _tags(wire: Wire) -> list[int]:
+    """Of messages to and from all other ranks in turn."""
     return [tag for tag in range(1, 2 * MANY) if tag % wire.size][:MANY]
 
 

@@ -4,6 +4,7 @@ and by all of that, the strategy that is best to run.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
@@ -42,6 +43,9 @@ from soapstone.validation.traffic import Traffic
 
 Show = Callable[[float, str], None]
 
+LONGEST_BESIDE_S = 2.0
+"""[choice] No step is done alone beside data parallelism's that takes longer, the first time."""
+
 LATE_SHARE = 0.25
 """[choice] The part of the time for measuring operators that those of what is found by it may take beside."""
 
@@ -70,9 +74,9 @@ class Measuring:
         """What was measured so far."""
         return MeasuredCosts(profiles={self._kind.name: self._profile})
 
-    def strategies(self, found: Iterable[Drawn], share: float = 1.0) -> None:
+    def strategies(self, found: Iterable[Drawn], share: float = 1.0, first: Sequence[Drawn] = ()) -> None:
         """Measure what strategies need and was not asked for before, in this part of the time there is: what
-        the first of them needs first, since its steps are compared with that (`crowding`)."""
+        these need first, since their steps are compared with that (`crowding`)."""
         known = {candidate.works for candidate in self._asked}
         used = [list(each.strategy.layouts.values()) for each in found]
         new = [each for each in candidates_of(chain(*used)) if each.works not in known]
@@ -80,8 +84,11 @@ class Measuring:
             return
         guessed = AnalyticCosts()
         todo = weighty_first(new, used, lambda work: guessed.compute_s(work, self._kind))
-        needed = {candidate.works for candidate in candidates_of(used[0])}
-        todo.sort(key=lambda each: each.works not in needed)
+        needed = [
+            {candidate.works for candidate in candidates_of(each.strategy.layouts.values())} for each in first
+        ]
+        order = {works: i for i, own in reversed(list(enumerate(needed))) for works in own}
+        todo.sort(key=lambda each: order.get(each.works, len(needed)))
         before = len(self._measured)
         done = measured_at_once(
             self._profiler,
@@ -95,8 +102,8 @@ class Measuring:
         self._profile = shared_profile(self._profiler.profile, self._wire)
 
     def crowding(self, plan: Plan, finer: Plan, model: Model, call_s: float) -> Crowding:
-        """What ranks take from each other; in steps, as they are under these plans, in which a call of
-        autograd takes so long. The second plan's tasks are finer."""
+        """What ranks take from each other; in steps, as they are under this plan and, on CPUs, under one of
+        finer tasks, in which a call of autograd takes so long."""
         runs = standing_for_all(self._profiler, self._measured, self.costs, self._kind)
         in_turn, ahead_s = self._profiler.launching_among(one_of_each(self._measured))
         found = measured_crowding(self._device, self._wire, runs, in_turn, ahead_s)
@@ -105,18 +112,26 @@ class Measuring:
 
     def beyond(self, plan: Plan, model: Model, crowding: Crowding, traffic: Traffic) -> Beyond:
         """What messages, pieces and calls of autograd take in steps of this plan beyond what was measured."""
-        if not crowding.in_step:
+        alone = step_alone(plan, model, self._wire, LONGEST_BESIDE_S) if crowding.in_step else None
+        if alone is None:
             return Beyond()
-        alone, crowding = step_alone(plan, model, self._wire), crowding.all_at_work
-        (parts,) = predicted_parts([plan], self.costs, crowding, traffic, self._wire)
-        seconds = parts.seconds / crowding.stretch[-1] / crowding.real[-1]
-        said = Said(parts, parts.launching_s if self._device.is_cuda else seconds)
-        clock = perf_counter if self._device.is_cuda else self._device.clock
-        found = measured_beyond(self._wire, None if alone is None else alone.step, said, clock)
+        is_cuda, always = self._device.is_cuda, crowding.all_at_work
+        tasks_only = replace(always, in_step=tuple(replace(each, between_s=0.0) for each in always.in_step))
+        nothing_copied = replace(traffic, within_nodes=False)
+        (parts,) = predicted_parts([plan], self.costs, tasks_only, nothing_copied, self._wire)
+        stretch = 1.0 if is_cuda else always.stretch[-1] * always.real[-1]
+        said = Said(parts, parts.launching_s if is_cuda else parts.seconds / stretch, stretch)
+        clock = perf_counter if is_cuda else self._device.clock
+        found = measured_beyond(self._wire, alone.step, said, clock)
         del alone
+        self._let_go()
+        return found
+
+    def _let_go(self) -> None:
+        """Give back the memory of steps that were done alone, whose parts know each other."""
+        gc.collect()
         if self._device.is_cuda:
             torch.cuda.empty_cache()  # ranks that share a GPU need it too
-        return found
 
     def _in_step(
         self, plan: Plan, finer: Plan, model: Model, crowding: Crowding, call_s: float
@@ -145,15 +160,18 @@ class Measuring:
         alone = step_alone(plan, model, self._wire)
         if not is_cuda:
             is_other = finer.strategy is not plan.strategy
-            beside = step_alone(finer, model, self._wire) if is_other else None
-            return measured_in_step(self._wire, alone, self._device.clock, levels, finer=beside)
+            beside = step_alone(finer, model, self._wire, LONGEST_BESIDE_S) if is_other else None
+            found = measured_in_step(self._wire, alone, self._device.clock, levels, finer=beside)
+            del alone, beside
+            self._let_go()
+            return found
         undivided = None
         if alone is not None and alone.has_parts:
             whole = Drawn("", single_device(plan.graph, self._machine))
             undivided = step_alone(run_plan(whole, self._machine, costs), model, self._wire)
         found = measured_in_step(self._wire, alone, perf_counter, levels, undivided)
         del alone, undivided
-        torch.cuda.empty_cache()  # ranks that share a GPU need it too
+        self._let_go()
         return found
 
     def found_anew(

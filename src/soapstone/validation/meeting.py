@@ -54,7 +54,7 @@ class Meeting:
             return np.zeros_like(passed_s)
         return np.interp(np.log(np.maximum(passed_s, 1e-9)), np.log(self.after_s), self.taken_s)
 
-    def less(self, seconds: float) -> Meeting:
+    def without(self, seconds: float) -> Meeting:
         """The same where so much of it is accounted for elsewhere."""
         return Meeting(self.after_s, tuple(max(0.0, each - seconds) for each in self.taken_s))
 

@@ -99,6 +99,7 @@ class Parts:
     operators: Floats
     messages: Floats
     pieces: Floats
+    put: Floats
     calls: Floats
     meets: Floats
     met_s: Floats
@@ -200,7 +201,8 @@ def parts_of(
         most_ahead = _most_ahead(ran, launching_s, crowding.ahead_s)
         flat = _with_launching(tasks, flat, most_ahead, awaits_messages=not on_a_bus)
 
-    messages, pieces = handed_over(plain, ends, ran, traffic)
+    messages, cut, put = handed_over(plain, ends, ran, traffic)
+    pieces = cut + put
     calls = np.array([float(task.key in ran.begins) for task in plain.tasks])
     handling_s = traffic.handing.taken_s(messages, pieces, calls)
 
@@ -234,6 +236,7 @@ def parts_of(
         np.array(counted),
         messages,
         pieces,
+        put,
         calls,
         meets,
         met_s,

@@ -5,8 +5,9 @@ has autograd take back a few of them at a time. All of that is measured by itsel
 little: in a step it comes once among hundreds of operators, and gradients are put together by adding them up
 ([measured] NMT and RNNLM, hidden 256, an Arm core: 40 to 80 us for a piece, 16 by itself; 0.15 to 0.25 ms for
 a call, 0.1 by itself). So ranks do steps of such a strategy alone, too (`runtime.alone`). What tasks take
-beyond their prediction is put down to messages, pieces and calls, and to the bytes that are copied, which are
-known; a message also takes what asking for it does, less what one to nobody takes by itself.
+beyond their prediction is put down to messages, pieces and calls, and in shared memory to the bytes that are
+copied, which are known; a message also takes what asking for it does, less what one to nobody takes by
+itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from soapstone.runtime.alone import Clock, StepAlone, Taken
 from soapstone.runtime.wire import Wire
 from soapstone.tasks.task import TaskKind
-from soapstone.validation.handing import to_nobody_s
+from soapstone.validation.handing import message_to_nobody_s
 from soapstone.validation.in_step import FEWEST, LEAST_S, medians, without_gain
 from soapstone.validation.parts import Parts
 from soapstone.validation.traffic import Traffic
@@ -30,8 +31,8 @@ from soapstone.validation.traffic import Traffic
 Floats = NDArray[np.float64]
 
 IN_MEETINGS = 1.0
-"""[choice] A meeting has two ends of messages, of whose longer time ports and regions, which meetings are
-measured without, are about a half."""
+"""[choice] How much of what an end of a message takes longer is in a meeting as it is measured, which has two
+ends, but nothing that is put together and enters autograd."""
 
 ROUNDS, WARM_UP = 5, 2
 """[choice] How often the step is done, and how often before that."""
@@ -40,10 +41,22 @@ ROUNDS, WARM_UP = 5, 2
 @dataclass(frozen=True)
 class Said:
     """What a step's tasks take by their prediction while all ranks are at work, by the clock that steps are
-    timed by: operators and all that was found beside them, but nothing of messages."""
+    timed by: operators and all that was found beside them, but nothing of messages, nor of what lies between
+    tasks. `stretch` is how many seconds pass while that clock counts one."""
 
     parts: Parts
     seconds: Floats
+    stretch: float = 1.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of a rank's step: the tasks of which one time was taken, which the first of them has;
+    these times; and of messages how often something was asked for, their bytes, and what that took."""
+
+    as_one: Sequence[Sequence[int]]
+    tasks_s: Mapping[int, float]
+    asked: Sequence[tuple[int, int, float]]
 
 
 @dataclass(frozen=True)
@@ -57,68 +70,82 @@ class Beyond:
 
     def added_to(self, traffic: Traffic) -> Traffic:
         """The traffic as it is in steps. Of what ends of messages take longer there, a part is in meetings as
-        these are measured."""
+        these are measured. Sums and further pieces, which are told in ends of messages, stay as they are."""
+        own = traffic.handing
+        fewer = own.message_s / (own.message_s + self.message_s) if self.message_s else 1.0
         handing = replace(
-            traffic.handing,
-            message_s=traffic.handing.message_s + self.message_s,
-            part_s=traffic.handing.part_s + self.piece_s,
-            call_s=traffic.handing.call_s + self.call_s,
+            own,
+            message_s=own.message_s + self.message_s,
+            part_s=own.part_s + self.piece_s,
+            further=own.further * fewer,
+            call_s=own.call_s + self.call_s,
+            sums={count: (fewer * few, fewer * many) for count, (few, many) in own.sums.items()},
         )
-        return replace(traffic, handing=handing, meeting=traffic.meeting.less(IN_MEETINGS * self.message_s))
+        meeting = traffic.meeting.without(IN_MEETINGS * self.message_s)
+        return replace(traffic, handing=handing, meeting=meeting)
 
 
 def measured_beyond(wire: Wire, step: StepAlone | None, said: Said, clock: Clock) -> Beyond:
     """What is seen of it in this step; the same on every rank."""
     if step is None:
         return Beyond()
-    usual_s = to_nobody_s(wire)
+    usual_s = message_to_nobody_s(wire)
     seen = []
     for _ in range(WARM_UP + ROUNDS):
         wire.meet("steps alone")
         seen.append(step.timed(clock))
-    taken = medians(seen[WARM_UP:])
-    sums = {task for task, *_ in step.sums}
-    asked_s = sum(seconds for task, seconds in taken.asked_s.items() if task not in sums)
-    own = beyond_said(said, _seen_as_one(step, taken), taken.tasks_s, asked_s, usual_s)
+    own = beyond_said(said, _seen(step, medians(seen[WARM_UP:])), usual_s)
     told = wire.told_by_all(json.dumps(None if own is None else astuple(own)), "pieces")
     known = [json.loads(each) for each in told if each != "null"]
     return Beyond(*(float(f"{fmean(column):.3g}") for column in zip(*known, strict=True)))
 
 
-def _seen_as_one(step: StepAlone, taken: Taken) -> list[list[int]]:
-    """The tasks of which one time was taken: each on the way forward, and those that a call takes back."""
+def _seen(step: StepAlone, taken: Taken) -> Seen:
     tasks = step.tasks.tasks
     forward = [[number] for number in taken.tasks_s if tasks[number].kind is TaskKind.FORWARD]
-    return forward + [each for each in step.taken_back if each[0] in taken.tasks_s]
+    back = [each for each in step.taken_back if each[0] in taken.tasks_s]
+    asked: dict[int, int] = {}
+    for task, times in step.asked:
+        asked[task] = asked.get(task, 0) + times
+    messages = [
+        (times, tasks[task].size_bytes, taken.asked_s[task])
+        for task, times in asked.items()
+        if task in taken.asked_s
+    ]
+    return Seen([*forward, *back], taken.tasks_s, messages)
 
 
-def beyond_said(
-    said: Said,
-    seen_as_one: Sequence[Sequence[int]],
-    taken_s: Mapping[int, float],
-    asked_s: float,
-    usual_s: float,
-) -> Beyond | None:
-    """What is found by what tasks took, of which each first one has the time, and what asking for messages
-    did, where `usual_s` is what an end of a message to nobody takes by itself; None where there are too few
-    pieces to tell."""
-    parts, handing = said.parts, said.parts.handing
+def beyond_said(said: Said, seen: Seen, usual_s: float) -> Beyond | None:
+    """What is found by what was seen, where `usual_s` is what an end of a message to nobody takes by itself;
+    None where there are too few pieces to tell. A message that is cut out of a tensor is so when it is asked
+    for; what is put together is so in the task that needs it."""
+    parts, handing, stretch = said.parts, said.parts.handing, said.stretch
     rows, beyond_s, said_s = [], [], []
-    for numbers in map(list, seen_as_one):
+    for numbers in map(list, seen.as_one):
         is_call = float(parts.tasks.tasks[numbers[0]].kind is TaskKind.BACKWARD)
-        pieces, messages, bytes_s = (
-            float(each[numbers].sum()) for each in (parts.pieces, parts.messages, parts.wire_s)
+        put, messages, bytes_s = (
+            float(each[numbers].sum()) for each in (parts.put, parts.messages, parts.wire_s)
         )
-        rows.append((messages, pieces, is_call, bytes_s))
+        rows.append((messages, put, is_call, bytes_s))
         said_s.append(float(said.seconds[numbers].sum()))
-        known_s = said_s[-1] + handing.part_s * pieces + handing.call_s * is_call
-        beyond_s.append(taken_s[numbers[0]] - known_s)
+        handed_s = handing.part_s * put + handing.call_s * is_call
+        beyond_s.append(seen.tasks_s[numbers[0]] - said_s[-1] - handed_s / stretch)
     told = np.array(rows).reshape(-1, 4)
-    if np.count_nonzero(told[:, 1]) < FEWEST:
+    if np.count_nonzero(told[:, 1]) < FEWEST or not seen.asked:
         return None
-    units = np.maximum(np.mean(told, axis=0), 1e-30)
     weight = 1.0 / np.sqrt(np.maximum(said_s, LEAST_S))
-    factors = without_gain(told / units * weight[:, None], np.array(beyond_s) * weight, 4) / units
-    taking_s, piece_s, call_s, _ = factors.tolist()
-    message_s = asked_s / max(1.0, float(told[:, 0].sum())) + taking_s - usual_s
-    return Beyond(max(message_s, 0.0), piece_s, call_s)
+    taking_s, piece_s, call_s, _ = stretch * _factors(told, np.array(beyond_s), weight)
+    numbers = [number for each in seen.as_one for number in each]
+    cut = float((parts.pieces - parts.put)[numbers].sum())
+    asked = np.array(seen.asked, dtype=np.float64)
+    asking_s = stretch * float(_factors(asked[:, :2], asked[:, 2], np.ones(len(asked)))[0])
+    asking_s -= (handing.part_s + float(piece_s)) * cut / float(asked[:, 0].sum())
+    message_s = max(asking_s + float(taking_s) - usual_s, 0.0)
+    return Beyond(message_s, float(piece_s), float(call_s))
+
+
+def _factors(columns: Floats, wanted: Floats, weight: Floats) -> Floats:
+    """What one of each column takes, nothing less than nothing."""
+    units = np.maximum(np.mean(columns, axis=0), 1e-30)
+    found = without_gain(columns / units * weight[:, None], wanted * weight, columns.shape[1])
+    return np.asarray(found / units)

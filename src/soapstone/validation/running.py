@@ -129,13 +129,13 @@ def traced(plan: Plan, model: Model, wire: Wire) -> Timeline:
     return timeline
 
 
-def step_alone(plan: Plan, model: Model, wire: Wire) -> Alone | None:
+def step_alone(plan: Plan, model: Model, wire: Wire, longest_s: float = LONGEST_ALONE_S) -> Alone | None:
     """A plan's step for each rank to do alone; None where one of them cannot, or takes too long for it."""
     step: StepAlone | None = None
     if wire.size > 1:
         with contextlib.suppress(*FAILURES, MemoryError, SoapstoneError):
             tried = StepAlone(plan, model.state, model.parameters, model.inputs, wire)
-            step = tried if tried.run(perf_counter) < LONGEST_ALONE_S else None
+            step = tried if tried.run(perf_counter) < longest_s else None
     told = wire.told_by_all("no" if step is None else "yes", "steps alone")
     return Alone(plan.strategy, step) if step is not None and "no" not in told else None
 

@@ -82,12 +82,10 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     if wanted.costs == "measured":
         with settled_objects():  # as steps are run
             measuring = Measuring(machine, wanted.budget_s, wire, show)
-            measuring.strategies(found)
+            done_alone = [found[0], *to_do_alone(found[::2], machine)]
+            measuring.strategies(found, first=done_alone)
             traffic = measured_traffic(wire, machine)
-            first = run_plan(found[0], machine, measuring.costs)
-            finer, cut_up = (
-                run_plan(each, machine, measuring.costs) for each in to_do_alone(found[::2], machine)
-            )
+            first, finer, cut_up = (run_plan(each, machine, measuring.costs) for each in done_alone)
             crowding = measuring.crowding(first, finer, model, traffic.handing.call_s)
             beyond = measuring.beyond(cut_up, model, crowding, traffic)
             found = measuring.found_anew(found, graph, wanted.seed, crowding, beyond.added_to(traffic))
@@ -101,10 +99,12 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     if told is not None:
         with settled_objects():
             again = between(traffic, measured_traffic(wire, machine))
-        if crowding.in_step:  # steps alone were told apart by this
-            again = replace(again, handing=replace(again.handing, call_s=traffic.handing.call_s))
+        if crowding.in_step:  # steps alone were told apart by these
+            by_them = traffic.handing
+            handing = replace(again.handing, part_s=by_them.part_s, call_s=by_them.call_s)
+            again = replace(again, handing=handing)
         traffic = beyond.added_to(again)
-        told |= {"traffic": asdict(traffic), "beyond": asdict(beyond)}
+        told |= {"traffic": asdict(again), "longer_in_steps": asdict(beyond)}
     fitted_on = frozenset(range(0, len(found), 2))
     rest = [i for i in range(len(found)) if i not in fitted_on]
     parts = predicted_parts(plans, costs, crowding, traffic, wire)
