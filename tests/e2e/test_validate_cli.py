@@ -47,6 +47,7 @@ def test_strategies_are_run_and_compared(tmp_path: Path) -> None:
     assert told["measured"]["failed"] == {}
     # Of one rank, and of two, where each has a core.
     assert len(told["measured"]["crowding"]["in_step"]) == (2 if usable_cores() > 1 else 0)
+    assert set(told["measured"]["longer_in_steps"]) == {"message_s", "piece_s", "call_s"}
     fastest = min(told["strategies"], key=lambda each: each["actual_s"])["strategy"]
     best = min(told["strategies"], key=lambda each: each["predicted_s"])["strategy"]
     assert (told["fastest"], told["best_predicted"]) == (fastest, best)
