@@ -71,7 +71,9 @@ def seen(
         is_call = parts.tasks.tasks[numbers[0]].kind is TaskKind.BACKWARD
         handed_s = (HANDING.part_s + found.piece_s) * put + found.message_s * messages
         handed_s += (HANDING.call_s + found.call_s) * is_call
-        own_s = parts.seconds[numbers].sum() + bytes_share * parts.wire_s[numbers].sum()
+        own_s = parts.seconds[numbers].sum() + 1e-9 * bytes_share * sum(
+            map(parts.tasks.bytes_before, numbers)
+        )
         tasks_s[numbers[0]] = own_s + handed_s / times
     cut = sum((parts.pieces - parts.put)[numbers].sum() for numbers in rows)
     sizes = [256 * n for n in range(1, 41)]

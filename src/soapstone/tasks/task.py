@@ -97,6 +97,11 @@ class TaskGraph:
         """For each task, the numbers of the tasks it waits for."""
         return tuple(tuple(sorted(self.ids[key] for key in task.after)) for task in self.tasks)
 
+    def bytes_before(self, number: int) -> int:
+        """Bytes of the communication tasks that a task waits for."""
+        before = (self.tasks[i] for i in self.after[number])
+        return sum(task.size_bytes for task in before if task.kind not in COMPUTE_KINDS)
+
     @cached_property
     def moved_bytes(self) -> int:
         """Bytes that communication tasks move over their links."""

@@ -5,9 +5,8 @@ has autograd take back a few of them at a time. All of that is measured by itsel
 little: in a step it comes once among hundreds of operators, and gradients are put together by adding them up
 ([measured] NMT and RNNLM, hidden 256, an Arm core: 40 to 80 us for a piece, 16 by itself; 0.15 to 0.25 ms for
 a call, 0.1 by itself). So ranks do steps of such a strategy alone, too (`runtime.alone`). What tasks take
-beyond their prediction is put down to messages, pieces and calls, and in shared memory to the bytes that are
-copied, which are known; a message also takes what asking for it does, less what one to nobody takes by
-itself.
+beyond their prediction is put down to messages, pieces and calls, and to the bytes that come, which are
+predicted; a message also takes what asking for it does, less what one to nobody takes by itself.
 """
 
 from __future__ import annotations
@@ -123,10 +122,8 @@ def beyond_said(said: Said, seen: Seen, usual_s: float) -> Beyond | None:
     rows, beyond_s, said_s = [], [], []
     for numbers in map(list, seen.as_one):
         is_call = float(parts.tasks.tasks[numbers[0]].kind is TaskKind.BACKWARD)
-        put, messages, bytes_s = (
-            float(each[numbers].sum()) for each in (parts.put, parts.messages, parts.wire_s)
-        )
-        rows.append((messages, put, is_call, bytes_s))
+        put, messages = (float(each[numbers].sum()) for each in (parts.put, parts.messages))
+        rows.append((messages, put, is_call, float(sum(map(parts.tasks.bytes_before, numbers)))))
         said_s.append(float(said.seconds[numbers].sum()))
         handed_s = handing.part_s * put + handing.call_s * is_call
         beyond_s.append(seen.tasks_s[numbers[0]] - said_s[-1] - handed_s / stretch)
