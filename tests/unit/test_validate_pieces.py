@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from random import Random
 
 import numpy as np
@@ -27,7 +28,7 @@ from soapstone.validation.handing import Handing
 from soapstone.validation.in_step import InStep, longer
 from soapstone.validation.meeting import Meeting
 from soapstone.validation.parts import Parts, parts_of
-from soapstone.validation.pieces import IN_MEETINGS, Beyond, Said, Seen, beyond_said
+from soapstone.validation.pieces import IN_MEETINGS, LIKELY_S, Beyond, Said, Seen, beyond_said
 from soapstone.validation.traffic import Traffic
 
 COSTS = AnalyticCosts()
@@ -94,6 +95,27 @@ def test_what_was_put_in_is_found(
     assert found.message_s == pytest.approx(message_s + 2e-5, abs=1e-8)
     assert found.piece_s == pytest.approx(piece_s, abs=1e-8)
     assert found.call_s == pytest.approx(call_s, abs=1e-8)
+
+
+def test_what_cannot_be_told_apart_is_not_believed(cut_up: Parts) -> None:
+    """Where tasks take now more and now less by far more than messages do, messages are as they were measured
+    by themselves; where it is less than theirs, they are found."""
+    put_in = Beyond(5e-5, 5e-5, 5e-5)
+
+    def found_amid(noise_s: float) -> list[Beyond]:
+        found = []
+        for seed in range(8):
+            random, usual = Random(seed), seen(cut_up, put_in, asking_s=5e-5)
+            tasks_s = {first: each_s + random.gauss(0, noise_s) for first, each_s in usual.tasks_s.items()}
+            asked = [(*each, asked_s + random.gauss(0, noise_s)) for *each, asked_s in usual.asked]
+            own = beyond_said(Said(cut_up, cut_up.seconds), Seen(usual.as_one, tasks_s, asked), 5e-5)
+            assert own is not None
+            found.append(own)
+        return found
+
+    amid_little, amid_much = (np.array([astuple(each) for each in found_amid(s)]) for s in (2e-5, 2e-2))
+    assert np.median(amid_little, axis=0) == pytest.approx([5e-5] * 3, rel=0.3)
+    assert amid_much.max() < 2 * LIKELY_S
 
 
 def test_nothing_is_found_to_take_less(cut_up: Parts) -> None:

@@ -7,6 +7,11 @@ little: in a step it comes once among hundreds of operators, and gradients are p
 a call, 0.1 by itself). So ranks do steps of such a strategy alone, too (`runtime.alone`). What tasks take
 beyond their prediction is put down to messages, pieces and calls, and to the bytes that come, which are
 predicted; a message also takes what asking for it does, less what one to nobody takes by itself.
+
+Where tasks are long and messages large, all of this is little beside what a task takes one time and not the
+next, and telling it apart would be guessing ([measured] four ranks on two cores, messages of 2 MB: 0.6 ms for
+an end of a message by one run, 0.06 by the next). So each of them is believed to take longer only as far as
+that is told more clearly than it is unlikely (`LIKELY_S`).
 """
 
 from __future__ import annotations
@@ -32,6 +37,9 @@ Floats = NDArray[np.float64]
 IN_MEETINGS = 1.0
 """[choice] How much of what an end of a message takes longer is in a meeting as it is measured, which has two
 ends, but nothing that is put together and enters autograd."""
+
+LIKELY_S = 1e-4
+"""[choice] By so much an end of a message, a piece or a call may well take longer in a step."""
 
 ROUNDS, WARM_UP = 5, 2
 """[choice] How often the step is done, and how often before that."""
@@ -131,18 +139,30 @@ def beyond_said(said: Said, seen: Seen, usual_s: float) -> Beyond | None:
     if np.count_nonzero(told[:, 1]) < FEWEST or not seen.asked:
         return None
     weight = 1.0 / np.sqrt(np.maximum(said_s, LEAST_S))
-    taking_s, piece_s, call_s, _ = stretch * _factors(told, np.array(beyond_s), weight)
+    taking_s, piece_s, call_s, _ = stretch * _factors(
+        told, np.array(beyond_s), weight, [LIKELY_S / stretch] * 3 + [np.inf]
+    )
     numbers = [number for each in seen.as_one for number in each]
     cut = float((parts.pieces - parts.put)[numbers].sum())
     asked = np.array(seen.asked, dtype=np.float64)
-    asking_s = stretch * float(_factors(asked[:, :2], asked[:, 2], np.ones(len(asked)))[0])
-    asking_s -= (handing.part_s + float(piece_s)) * cut / float(asked[:, 0].sum())
-    message_s = max(asking_s + float(taking_s) - usual_s, 0.0)
+    each_s = usual_s + (handing.part_s + float(piece_s)) * cut / float(asked[:, 0].sum())
+    longer_s = asked[:, 2] - each_s / stretch * asked[:, 0]
+    by_asking = _factors(asked[:, 1::-1], longer_s, np.ones(len(asked)), [np.inf, LIKELY_S / stretch], 1)
+    message_s = max(stretch * float(by_asking[1]) + float(taking_s), 0.0)
     return Beyond(message_s, float(piece_s), float(call_s))
 
 
-def _factors(columns: Floats, wanted: Floats, weight: Floats) -> Floats:
-    """What one of each column takes, nothing less than nothing."""
+def _factors(
+    columns: Floats, wanted: Floats, weight: Floats, likely: Sequence[float], count: int | None = None
+) -> Floats:
+    """What one of each column takes, the first so many of them (None: all) nothing less than nothing. Each is
+    thought to be zero, give or take what is likely, and what was seen counts against that by how well it
+    hangs together."""
+    count = columns.shape[1] if count is None else count
     units = np.maximum(np.mean(columns, axis=0), 1e-30)
-    found = without_gain(columns / units * weight[:, None], wanted * weight, columns.shape[1])
+    rows, seen = columns / units * weight[:, None], wanted * weight
+    left = seen - rows @ without_gain(rows, seen, count)
+    noise = np.sqrt(left @ left / max(1, len(rows) - columns.shape[1]))
+    doubts = np.diag(noise / (np.array(likely) * units))
+    found = without_gain(np.vstack([rows, doubts]), np.append(seen, np.zeros(len(doubts))), count)
     return np.asarray(found / units)
