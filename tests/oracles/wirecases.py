@@ -39,6 +39,7 @@ from soapstone.validation.parts import Parts, parts_of
 from soapstone.validation.pieces import Beyond, Said, measured_beyond
 from soapstone.validation.running import model_of, step_alone
 from soapstone.validation.traffic import Traffic, measured_traffic
+from soapstone.validation.unsteady import Rounds, measured_rounds
 
 
 class _Aside:
@@ -297,6 +298,22 @@ def beyond_seen(rank: int, size: int) -> Beyond:
     parts = parts_of(plan, costs, backend=wire.backend)
     made_up = _CutUp(alone.step, parts, 1.0 + rank)
     return measured_beyond(wire, made_up, Said(parts, parts.seconds), perf_counter)  # type: ignore[arg-type]
+
+
+class _Taking:
+    """A step that takes as long as it is told to."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def run(self, clock: Callable[[], float]) -> float:
+        del clock
+        return self._seconds
+
+
+def rounds_seen(rank: int, size: int) -> Rounds:
+    """What ranks hear of steps that take 4 ms on the first of them, and 6 on the second."""
+    return measured_rounds(Wire(rank, size), _Taking(4e-3 + 2e-3 * rank))  # type: ignore[arg-type]
 
 
 def met_after_s(rank: int, size: int) -> float:

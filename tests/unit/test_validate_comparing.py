@@ -9,6 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from oracles.launching import launches
 
 from soapstone.cost.analytic import AnalyticCosts
 from soapstone.cost.candidates import candidates
@@ -16,7 +17,6 @@ from soapstone.cost.launching import Launches
 from soapstone.cost.profile import Launched, OpKey, Profile, key_of
 from soapstone.cost.profile import Measured as Timed
 from soapstone.cost.watch import Watch, counted
-from soapstone.cost.work import Work
 from soapstone.frontends.source import load
 from soapstone.graph import Graph
 from soapstone.machine import preset
@@ -211,17 +211,6 @@ def test_what_was_given_out_before_is_not_counted_when_taken_back() -> None:
         before.clear()
         torch.empty(10)
     assert watch.highest_bytes() == 40
-
-
-def launches(kernels_s: float, launching_s: float) -> Launches:
-    """Every pass takes so long of the GPU, and of the thread that launches it."""
-
-    class Same(Launches):
-        def of(self, work: Work) -> Launched:
-            del work
-            return Launched(kernels_s, launching_s)
-
-    return Same(Profile("gpu", {}), lambda _: 0.0)
 
 
 def test_a_gpu_computes_while_the_next_operators_are_launched(graph: Graph) -> None:

@@ -29,6 +29,7 @@ from soapstone.machine import DeviceKind
 from soapstone.runtime.wire import Wire
 from soapstone.validation.adding import Adding
 from soapstone.validation.in_step import InStep
+from soapstone.validation.unsteady import Rounds
 
 Floats = NDArray[np.float64]
 
@@ -61,7 +62,8 @@ class Crowding:
     thread launches before it has to wait until its GPU has done the first of that, if it ever has to.
     `in_step` is what passes take longer in a step, or on GPUs launching them, with 1, 2, ... ranks at work,
     if that was measured, by the profiler's clock, and `stretch` how many seconds pass while that counts one:
-    more where ranks wait for cores. `adding` is what it takes to add gradients up, if that was measured."""
+    more where ranks wait for cores. `adding` is what it takes to add gradients up, and `rounds` by how much
+    ranks differ, if that was measured."""
 
     usual: tuple[float, ...] = (1.0,)
     operators: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class Crowding:
     in_step: tuple[InStep, ...] = ()
     stretch: tuple[float, ...] = (1.0,)
     adding: Adding = field(default_factory=Adding)
+    rounds: Rounds = ()
 
     def of(self, op_name: str) -> tuple[float, ...]:
         """An operator's."""

@@ -40,6 +40,7 @@ from soapstone.validation.pieces import Beyond, Said, measured_beyond
 from soapstone.validation.rehearsing import Inside
 from soapstone.validation.running import Model, step_alone
 from soapstone.validation.traffic import Traffic
+from soapstone.validation.unsteady import Rounds, does_alike, measured_rounds
 
 Show = Callable[[float, str], None]
 
@@ -108,7 +109,8 @@ class Measuring:
         in_turn, ahead_s = self._profiler.launching_among(one_of_each(self._measured))
         found = measured_crowding(self._device, self._wire, runs, in_turn, ahead_s)
         found = replace(found, adding=measured_adding(self._wire, self._device.clock))
-        return replace(found, in_step=self._in_step(plan, finer, model, found, call_s))
+        in_step, rounds = self._in_step(plan, finer, model, found, call_s)
+        return replace(found, in_step=in_step, rounds=rounds)
 
     def beyond(self, plan: Plan, model: Model, crowding: Crowding, traffic: Traffic) -> Beyond:
         """What messages, pieces and calls of autograd take in steps of this plan beyond what was measured."""
@@ -135,8 +137,8 @@ class Measuring:
 
     def _in_step(
         self, plan: Plan, finer: Plan, model: Model, crowding: Crowding, call_s: float
-    ) -> tuple[InStep, ...]:
-        """What operators take longer in a step, or on GPUs launching them."""
+    ) -> tuple[tuple[InStep, ...], Rounds]:
+        """What operators take longer in a step, or on GPUs launching them; and by how much ranks differ."""
         costs, kind, is_cuda = self.costs, self._kind, self._device.is_cuda
         launches = _launches(costs, plan.machine) if is_cuda else None
         simulated, place = plan.executed(), plan.machine.devices[self._wire.rank].name
@@ -158,13 +160,14 @@ class Measuring:
 
         levels = [with_busy(busy) for busy in range(1, self._wire.size + 1)]
         alone = step_alone(plan, model, self._wire)
+        rounds = measured_rounds(self._wire, alone.step) if alone is not None and does_alike(plan) else ()
         if not is_cuda:
             is_other = finer.strategy is not plan.strategy
             beside = step_alone(finer, model, self._wire, LONGEST_BESIDE_S) if is_other else None
             found = measured_in_step(self._wire, alone, self._device.clock, levels, finer=beside)
             del alone, beside
             self._let_go()
-            return found
+            return found, rounds
         undivided = None
         if alone is not None and alone.has_parts:
             whole = Drawn("", single_device(plan.graph, self._machine))
@@ -172,7 +175,7 @@ class Measuring:
         found = measured_in_step(self._wire, alone, perf_counter, levels, undivided)
         del alone, undivided
         self._let_go()
-        return found
+        return found, rounds
 
     def found_anew(
         self, found: Sequence[Drawn], graph: Graph, seed: int, crowding: Crowding, traffic: Traffic

@@ -62,6 +62,7 @@ from soapstone.validation.ends import (
 from soapstone.validation.handing import Handing
 from soapstone.validation.in_step import InStep, count_of_parts
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
+from soapstone.validation.unsteady import Rounds, slowness
 
 Floats = NDArray[np.float64]
 
@@ -108,6 +109,7 @@ class Parts:
     latency_s: Floats
     flat: tuple[Any, ...]
     launches_ahead: bool
+    unsteady: float = 1.0
 
     def durations(self, found: Calibration) -> Floats:
         """The durations under a calibration; on GPUs those of launching follow."""
@@ -129,7 +131,7 @@ class Parts:
 
     def makespan_s(self, found: Calibration) -> float:
         """The predicted step under a calibration."""
-        return native.simulate(self.durations(found), *self.flat)[2] + found.step_s
+        return self.unsteady * native.simulate(self.durations(found), *self.flat)[2] + found.step_s
 
     def timeline(self, found: Calibration) -> Timeline:
         """When each task runs under a calibration; on GPUs, launching is a part of it."""
@@ -137,7 +139,21 @@ class Parts:
         count = len(self.tasks.tasks)
         if self.launches_ahead:
             end_s[self._computing] = np.maximum(end_s[self._computing], end_s[count:])
-        return Timeline(start_s[:count].tolist(), end_s[:count].tolist(), makespan_s + found.step_s)
+        begun_s, done_s = (self.unsteady * each[:count] for each in (start_s, end_s))
+        return Timeline(begun_s.tolist(), done_s.tolist(), self.unsteady * makespan_s + found.step_s)
+
+    def among(self, rounds: Rounds, machine: Machine) -> Parts:
+        """The same where ranks differ as in these rounds."""
+        if not rounds:
+            return self
+        number = {device.name: i for i, device in enumerate(machine.devices)}
+        place = np.array([number.get(task.resource, -1) for task in self.tasks.tasks])
+        times = slowness(rounds, place)
+        if self.launches_ahead:  # threads differ, not kernels
+            times = np.hstack([np.ones_like(times), times[:, self._computing]])
+        steady_s = self.durations(Calibration())
+        middle_s = np.median([native.simulate(steady_s * each, *self.flat)[2] for each in times])
+        return replace(self, unsteady=float(middle_s) / native.simulate(steady_s, *self.flat)[2])
 
 
 def parts_of(
@@ -245,7 +261,7 @@ def parts_of(
         latency_s,
         flat,
         launches is not None,
-    )
+    ).among(crowding.rounds, machine)
 
 
 def _apart_from_copies(
