@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--statistic", default="median")
+    parser.add_argument("--statistic", default="quartile")
     parser.add_argument("--costs", default="measured")
     parser.add_argument("--budget", default="2m", help="for measuring the operators of a model")
     parser.add_argument("--json", type=Path, help="write all that was measured here")

@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--strategies", type=int, default=20)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--statistic", default="median", choices=["median", "fastest"])
+    parser.add_argument("--statistic", default="quartile", choices=["quartile", "median", "fastest"])
     parser.add_argument("--json", type=Path, help="write all that was measured here")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)

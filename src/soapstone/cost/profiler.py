@@ -144,8 +144,15 @@ _FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, SoapstoneE
 class Profiler:
     """Measures candidates, and collects their times; what cannot be run is left out and counted."""
 
-    def __init__(self, device: Device, *, launches: bool = False) -> None:
+    def __init__(
+        self,
+        device: Device,
+        *,
+        launches: bool = False,
+        statistic: Callable[[Sequence[float]], float] = median,
+    ) -> None:
         self.device = device
+        self.statistic = statistic
         self.launches = launches and device.is_cuda
         self.launched: dict[Work, list[Launched]] = {}
         self.batches: dict[OpKey, dict[tuple[Any, ...], tuple[Any, list[float]]]] = {}
@@ -221,17 +228,32 @@ class Profiler:
                 Measured(
                     work.operands,
                     work.outputs,
-                    *_told(found),
+                    *self._told(found),
                     work.flops,
                     work.size_bytes,
-                    _middle(self.launched.get(work, ())),
+                    self._launched(self.launched.get(work, ())),
                 )
                 for work, found in shapes.values()
             )
             for key, shapes in self.batches.items()
         }
-        updates = tuple(Updated(size, *_told(found)) for size, found in self.updates.items() if found)
+        updates = tuple(Updated(size, *self._told(found)) for size, found in self.updates.items() if found)
         return Profile(self.device.kind, self.device.software, times, updates)
+
+    def _told(self, batches: Sequence[float]) -> tuple[float, float]:
+        """The statistic and relative spread, with as many digits as mean something."""
+        seconds = self.statistic(batches)
+        if len(batches) < 2 or seconds <= 0:
+            return float(f"{seconds:.{DIGITS}g}"), 0.0
+        low, middle, high = quantiles(batches, n=4)
+        return float(f"{seconds:.{DIGITS}g}"), float(f"{(high - low) / 2 / middle:.2g}")
+
+    def _launched(self, found: Sequence[Launched]) -> Launched | None:
+        if not found:
+            return None
+        kernels_s, _ = self._told([each.kernels_s for each in found])
+        launching_s, _ = self._told([each.launching_s for each in found])
+        return Launched(kernels_s, launching_s)
 
     def _recover(self, op_name: str) -> None:
         """Give memory back; a GPU that an operator has brought down cannot be measured any further."""
@@ -247,23 +269,6 @@ class Profiler:
                 f"the GPU stopped working at operator '{op_name}' ({self.failed[op_name]}); what was measured"
                 " before is in the cache"
             ) from None
-
-
-def _told(batches: Sequence[float]) -> tuple[float, float]:
-    """Median and relative spread, with as many digits as mean something."""
-    middle = median(batches)
-    if len(batches) < 2 or middle <= 0:
-        return float(f"{middle:.{DIGITS}g}"), 0.0
-    low, _, high = quantiles(batches, n=4)
-    return float(f"{middle:.{DIGITS}g}"), float(f"{(high - low) / 2 / middle:.2g}")
-
-
-def _middle(found: Sequence[Launched]) -> Launched | None:
-    if not found:
-        return None
-    kernels_s, _ = _told([each.kernels_s for each in found])
-    launching_s, _ = _told([each.launching_s for each in found])
-    return Launched(kernels_s, launching_s)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.undisturbed import undisturbed
 from soapstone.machine import Machine
 from soapstone.runtime.wire import Wire
 from soapstone.sim.reference import Timeline
@@ -68,7 +69,7 @@ def _adding_s(wire: Wire, clock: Callable[[], float], size_bytes: int) -> float:
         for _ in range(count):
             total.add_(more)
         found.append((clock() - start) / count)
-    return median(found)
+    return undisturbed(found)
 
 
 def adding_s(

@@ -29,7 +29,7 @@ from soapstone.machine import DeviceKind
 from soapstone.runtime.wire import Wire
 from soapstone.validation.adding import Adding
 from soapstone.validation.in_step import InStep
-from soapstone.validation.unsteady import Rounds
+from soapstone.validation.unsteady import Unsteady
 
 Floats = NDArray[np.float64]
 
@@ -62,8 +62,8 @@ class Crowding:
     thread launches before it has to wait until its GPU has done the first of that, if it ever has to.
     `in_step` is what passes take longer in a step, or on GPUs launching them, with 1, 2, ... ranks at work,
     if that was measured, by the profiler's clock, and `stretch` how many seconds pass while that counts one:
-    more where ranks wait for cores. `adding` is what it takes to add gradients up, and `rounds` by how much
-    ranks differ, if that was measured."""
+    more where ranks wait for cores. `adding` is what it takes to add gradients up, and `unsteady`
+    how fast ranks are when strategies run, if that was measured."""
 
     usual: tuple[float, ...] = (1.0,)
     operators: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Crowding:
     in_step: tuple[InStep, ...] = ()
     stretch: tuple[float, ...] = (1.0,)
     adding: Adding = field(default_factory=Adding)
-    rounds: Rounds = ()
+    unsteady: Unsteady = field(default_factory=Unsteady)
 
     def of(self, op_name: str) -> tuple[float, ...]:
         """An operator's."""
@@ -110,6 +110,12 @@ class Crowding:
         """How much longer steps take in real time than short measurements show, with 1, 2, ... ranks at
         work."""
         return tuple(each.real for each in self.in_step) or (1.0,) * len(self.usual)
+
+    @property
+    def adding_up(self) -> tuple[float, ...]:
+        """How many times as long as it was measured adding gradients up takes with 1, 2, ... at work."""
+        in_step = tuple(each.adding for each in self.in_step) or (1.0,) * len(self.usual)
+        return tuple(usual * times for usual, times in zip(self.usual, in_step, strict=True))
 
     def update_s(self, own_s: float, busy: int) -> float:
         """The same of an update."""

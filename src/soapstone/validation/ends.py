@@ -16,7 +16,6 @@ from soapstone.sim.reference import Timeline
 from soapstone.tasks.exchange import Exchange, Move, Pattern, Transfer
 from soapstone.tasks.placed import BACKWARD
 from soapstone.tasks.task import COMPUTE_KINDS, Key, Task, TaskGraph, TaskKind
-from soapstone.validation.meeting import Meeting
 from soapstone.validation.traffic import Traffic
 
 Floats = NDArray[np.float64]
@@ -209,17 +208,3 @@ def meets_of(tasks: TaskGraph, ends: Ends, led: set[Key]) -> Floats:
         if is_told and tasks.tasks[taken].kind in (TaskKind.FORWARD, TaskKind.BACKWARD):
             found[taken] = 1.0
     return found
-
-
-def met_s_of(tasks: TaskGraph, meets: Floats, start_s: Floats, meeting: Meeting) -> Floats:
-    """What each task takes longer because its device meets another there, by what has passed on the device
-    since it last did, in a timeline. What has been there for a while counts as well: a task that found all
-    it needs was seen to take as much longer as one that waited."""
-    passed_s = np.zeros_like(meets)
-    last_s: dict[str, float] = {}
-    for number in np.argsort(start_s, kind="stable").tolist():
-        if meets[number]:
-            device = tasks.tasks[number].resource
-            passed_s[number] = start_s[number] - last_s.get(device, 0.0)
-            last_s[device] = float(start_s[number])
-    return meets * meeting.of(passed_s)

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from soapstone.cost.undisturbed import undisturbed
 from soapstone.cost.work import Work
 from soapstone.runtime.alone import Clock, StepAlone, Taken
 from soapstone.runtime.wire import Wire
@@ -61,6 +62,10 @@ step take less than without that, they take less by the same part."""
 LEAST_S = 2e-5
 """[choice] Tasks are weighed by what they take, no task as if it took less."""
 
+LEAST_ADDING, MOST_ADDING = 0.03, 3.0
+"""[choice] Where adding up is no larger part of backward passes it is not told from them; and no more times
+as long as by itself does it take."""
+
 DOUBT = 2.0
 """[choice] That times as such are as measured is believed as if so many times all tasks had said so: what
 they take longer is the runtime's before it is theirs."""
@@ -86,9 +91,10 @@ class Longer:
 class InStep:
     """The same of forward and of backward passes; by what part of its time an update takes longer, and what
     launching it takes for each weight; what it takes to put the gradient of a weight into a bucket, and each
-    byte of it; what the runtime does between tasks, for each of them; and how much longer all of it takes in
-    real time than by a thread's own clock, because the computer does other work now and then, which no short
-    measurement shows."""
+    byte of it; what the runtime does between tasks, for each of them; how much longer all of it takes in real
+    time than by a thread's own clock, because the computer does other work now and then, which no short
+    measurement shows; the real time of the whole step that was seen; and how many times as long it takes to
+    add gradients up, none of which is in a cache then."""
 
     forward: Longer = field(default_factory=Longer)
     backward: Longer = field(default_factory=Longer)
@@ -98,6 +104,8 @@ class InStep:
     weight_byte_s: float = 0.0
     between_s: float = 0.0
     real: float = 1.0
+    whole_s: float = 0.0
+    adding: float = 1.0
 
     def of(self, work: Work, seconds: float) -> float:
         """What this pass, which takes so long over and over again, takes longer."""
@@ -110,23 +118,25 @@ class InStep:
 
 @dataclass(frozen=True)
 class Repeated:
-    """What passes and updates of weights of some size take over and over, and a call of autograd; and what a
-    rank's backward passes take to add up gradients. On a GPU, what launching that takes, of updates nothing
-    that is known."""
+    """What passes and updates of weights of some size take over and over, and a call of autograd; and how
+    many times as long as it was measured adding gradients up takes. On a GPU, what launching that takes, of
+    updates nothing that is known."""
 
     pass_s: Callable[[Work], float]
     update_s: Callable[[int], float]
     call_s: float
-    adding_s: float = 0.0
+    adding: float = 1.0
     stretch: float = 1.0
 
 
 @dataclass(frozen=True)
 class Alone:
-    """A strategy, and its step for a rank to do alone."""
+    """A strategy, its step for a rank to do alone, and what the rank's backward passes take in it to add up
+    gradients, as that was measured."""
 
     strategy: Strategy
     step: StepAlone
+    adding_s: float = 0.0
 
     @property
     def has_parts(self) -> bool:
@@ -178,7 +188,7 @@ def measured_in_step(
             return None
         others = _Rows()
         if finer is not None:
-            others = _rows(finer, medians(beside[busy][WARM_UP:]), repeated[busy - 1], met=False)
+            others = _rows(finer, usual(beside[busy][WARM_UP:]), repeated[busy - 1], met=False)
         return _found(alone, seen[busy][WARM_UP:], repeated[busy - 1], plain, others)
 
     one, everyone = (_mean(wire, found(busy)) for busy in seen)
@@ -194,8 +204,8 @@ def _undivided(wire: Wire, alone: Alone, clock: Clock, repeated: Repeated) -> In
 def _seen(step: StepAlone, clock: Clock) -> _Seen:
     taken = step.timed(clock)
     if step.is_launched:  # while all is launched at once, the thread may wait for its GPU; else it is slower
-        whole_s = min(taken.whole_s, step.run(clock))
-        return _Seen(whole_s, whole_s, taken)
+        real_s = step.run(clock)
+        return _Seen(min(taken.whole_s, real_s), real_s, taken)
     start = perf_counter()
     whole_s = step.run(clock)
     return _Seen(whole_s, perf_counter() - start, taken)
@@ -204,12 +214,15 @@ def _seen(step: StepAlone, clock: Clock) -> _Seen:
 @dataclass
 class _Rows:
     """Of forward tasks one, their views, and what their passes take over and over; what each took; of how
-    many passes they do a part; and of backward passes what each takes, and which part of it there is."""
+    many passes they do a part; of backward passes what each takes, and which part of it there is; what all of
+    them took, and what adding up is of that by its measurement."""
 
     rows: list[tuple[float, float, float]] = field(default_factory=list)
     seen_s: list[float] = field(default_factory=list)
     parts: int = 0
     backward: list[tuple[float, float]] = field(default_factory=list)
+    back_s: float = 0.0
+    adding_s: float = 0.0
 
     @property
     def told(self) -> Floats:
@@ -222,16 +235,21 @@ def _rows(alone: Alone, taken: Taken, repeated: Repeated, *, met: bool = True) -
     found, tasks = _Rows(), alone.step.tasks
     place = tasks.tasks[next(iter(taken.tasks_s))].resource if taken.tasks_s else None
     for number, passes in passes_in(tasks, alone.strategy).items():
-        if not met and any(tasks.tasks[before].resource != place for before in tasks.after[number]):
-            continue
         works = [(repeated.pass_s(work), share) for work, share in passes if work is not None]
         if tasks.tasks[number].kind is TaskKind.BACKWARD:
             found.backward += works if tasks.tasks[number].resource == place else []
-        elif number in taken.tasks_s:
+            continue
+        if not met and any(tasks.tasks[before].resource != place for before in tasks.after[number]):
+            continue
+        if number in taken.tasks_s:
             own_s = sum(seconds * share for seconds, share in works)
             found.rows.append((1.0, sum(share for work, share in passes if work is None), own_s))
             found.parts += count_of_parts(passes)
             found.seen_s.append(taken.tasks_s[number])
+    is_back = {number: tasks.tasks[number].kind is TaskKind.BACKWARD for number in taken.tasks_s}
+    found.back_s = sum(seconds for number, seconds in taken.tasks_s.items() if is_back[number])
+    found.back_s -= repeated.call_s * alone.step.calls
+    found.adding_s = repeated.adding * alone.adding_s
     return found
 
 
@@ -240,14 +258,14 @@ def _found(
 ) -> InStep | None:
     """What this rank has seen, of passes in parts only, if `plain` has the rest; None if it does nothing in a
     step. `others` are forward tasks of another step."""
-    tasks, taken = alone.step.tasks, medians([each.taken for each in seen])
+    tasks, taken = alone.step.tasks, usual([each.taken for each in seen])
     if not taken.tasks_s:
         return None
     place = tasks.tasks[next(iter(taken.tasks_s))].resource
     own = _rows(alone, taken, repeated)
     seen_s, backward, parts = own.seen_s, own.backward, own.parts
-    back_s = sum(taken.tasks_s.values()) - sum(seen_s)
-    back_s -= repeated.call_s * alone.step.calls + repeated.adding_s
+    adding = adding_up(own, others)
+    back_s = own.back_s - adding * own.adding_s
     updated = _updated_bytes(tasks, taken)
     update_s = sum(map(repeated.update_s, updated))
     passes_of = passes_in(tasks, alone.strategy)
@@ -272,8 +290,12 @@ def _found(
         taken.update_s / update_s - 1.0 if update_s else 0.0,
         0.0 if update_s or not updated else taken.update_s / len(updated),
         *_collecting(alone.step, taken),
-        max(0.0, median(each.whole_s for each in seen) - done_s) / own_tasks,
-        max(1.0, median(each.real_s / max(each.whole_s, 1e-9) for each in seen) / repeated.stretch),
+        max(0.0, undisturbed(each.whole_s for each in seen) - done_s) / own_tasks,
+        1.0
+        if alone.step.is_launched
+        else max(1.0, median(each.real_s / max(each.whole_s, 1e-9) for each in seen) / repeated.stretch),
+        undisturbed(each.real_s for each in seen),
+        adding,
     )
 
 
@@ -312,6 +334,21 @@ def without_gain(columns: Floats, wanted: Floats, count: int) -> Floats:
         kept.remove(least)
         factors[least] = 0.0
     return factors
+
+
+def adding_up(own: _Rows, others: _Rows) -> float:
+    """How many times as long as by itself adding gradients up takes in a step, by the backward passes of two,
+    of which one adds up more: in both, passes take longer by the same part."""
+    passes_s, other_passes_s = (
+        sum(seconds * share for seconds, share in each.backward) for each in (own, others)
+    )
+    if not passes_s or not other_passes_s:
+        return 1.0
+    times = other_passes_s / passes_s
+    more_s = others.adding_s - times * own.adding_s
+    if abs(more_s) < LEAST_ADDING * others.back_s:
+        return 1.0
+    return _digits(min(MOST_ADDING, max(1.0, (others.back_s - times * own.back_s) / more_s)))
 
 
 def less_or_longer(passes: Sequence[tuple[float, float]], seen_s: float) -> Longer:
@@ -374,17 +411,17 @@ def _collecting(step: StepAlone, taken: Taken) -> tuple[float, float]:
     return float(weight_s), float(byte_s)
 
 
-def medians(seen: Sequence[Taken]) -> Taken:
-    """What each task took in the median of several steps."""
+def usual(seen: Sequence[Taken]) -> Taken:
+    """What each task took in several steps, when nothing disturbed it."""
 
-    def middle(found: Sequence[Mapping[int, float]]) -> dict[int, float]:
-        return {number: median(each[number] for each in found) for number in found[0]}
+    def of(found: Sequence[Mapping[int, float]]) -> dict[int, float]:
+        return {number: undisturbed(each[number] for each in found) for number in found[0]}
 
     return Taken(
-        middle([each.tasks_s for each in seen]),
-        middle([each.asked_s for each in seen]),
-        median(each.update_s for each in seen),
-        median(each.whole_s for each in seen),
+        of([each.tasks_s for each in seen]),
+        of([each.asked_s for each in seen]),
+        undisturbed(each.update_s for each in seen),
+        undisturbed(each.whole_s for each in seen),
     )
 
 

@@ -22,6 +22,7 @@ from soapstone.cost.launching import Launches
 from soapstone.cost.measured import MeasuredCosts
 from soapstone.cost.profile import Profile
 from soapstone.cost.profiler import Profiler, device_at_hand, prepare
+from soapstone.cost.undisturbed import undisturbed
 from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.plans import Plan, planned
@@ -34,13 +35,13 @@ from soapstone.validation.adding import adding_s, measured_adding
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import Crowding, eased, measured_crowding, one_of_each, standing_for_all
 from soapstone.validation.drawing import FOUND, Drawn, found_anew
-from soapstone.validation.in_step import InStep, Repeated, measured_in_step
+from soapstone.validation.in_step import Alone, InStep, Repeated, measured_in_step
 from soapstone.validation.parts import Parts, parts_of
 from soapstone.validation.pieces import Beyond, Said, measured_beyond
 from soapstone.validation.rehearsing import Inside
-from soapstone.validation.running import Model, step_alone
+from soapstone.validation.running import LONGEST_ALONE_S, Model, step_alone
 from soapstone.validation.traffic import Traffic
-from soapstone.validation.unsteady import Rounds, does_alike, measured_rounds
+from soapstone.validation.unsteady import Pace, Round, does_alike
 
 Show = Callable[[float, str], None]
 
@@ -64,11 +65,12 @@ class Measuring:
         threads = threads_of_a_rank(machine)
         self._device = device_at_hand(wire.device.type, self._kind.name, threads, wire.size)
         prepare(self._device)
-        self._profiler = Profiler(self._device, launches=True)
+        self._profiler = Profiler(self._device, launches=True, statistic=undisturbed)
         self._profiler.measure_updates()
         self._asked: list[Candidate] = []
         self._measured: list[Candidate] = []
         self._profile = Profile(self._kind.name, {})
+        self.pace: Pace | None = None
 
     @property
     def costs(self) -> MeasuredCosts:
@@ -109,8 +111,7 @@ class Measuring:
         in_turn, ahead_s = self._profiler.launching_among(one_of_each(self._measured))
         found = measured_crowding(self._device, self._wire, runs, in_turn, ahead_s)
         found = replace(found, adding=measured_adding(self._wire, self._device.clock))
-        in_step, rounds = self._in_step(plan, finer, model, found, call_s)
-        return replace(found, in_step=in_step, rounds=rounds)
+        return replace(found, in_step=self._in_step(plan, finer, model, found, call_s))
 
     def beyond(self, plan: Plan, model: Model, crowding: Crowding, traffic: Traffic) -> Beyond:
         """What messages, pieces and calls of autograd take in steps of this plan beyond what was measured."""
@@ -124,7 +125,7 @@ class Measuring:
         stretch = 1.0 if is_cuda else always.stretch[-1] * always.real[-1]
         said = Said(parts, parts.launching_s if is_cuda else parts.seconds / stretch, stretch)
         clock = perf_counter if is_cuda else self._device.clock
-        found = measured_beyond(self._wire, alone.step, said, clock)
+        found = measured_beyond(self._wire, alone.step, said, clock, self.pace)
         del alone
         self._let_go()
         return found
@@ -137,45 +138,59 @@ class Measuring:
 
     def _in_step(
         self, plan: Plan, finer: Plan, model: Model, crowding: Crowding, call_s: float
-    ) -> tuple[tuple[InStep, ...], Rounds]:
-        """What operators take longer in a step, or on GPUs launching them; and by how much ranks differ."""
+    ) -> tuple[InStep, ...]:
+        """What operators take longer in a step, or on GPUs launching them. The step that tells it is kept, to
+        tell how fast ranks are later (`pace`)."""
         costs, kind, is_cuda = self.costs, self._kind, self._device.is_cuda
         launches = _launches(costs, plan.machine) if is_cuda else None
-        simulated, place = plan.executed(), plan.machine.devices[self._wire.rank].name
-        adding = adding_s(simulated.tasks, simulated.timeline, plan.machine, costs, crowding.adding)
-        own_adding_s = float(adding[[task.resource == place for task in simulated.tasks.tasks]].sum())
+        place = plan.machine.devices[self._wire.rank].name
+
+        def done_alone(some: Plan, longest_s: float = LONGEST_ALONE_S) -> Alone | None:
+            alone = step_alone(some, model, self._wire, longest_s)
+            if alone is None:
+                return None
+            simulated = some.executed()
+            adding = adding_s(simulated.tasks, simulated.timeline, some.machine, costs, crowding.adding)
+            own = [task.resource == place for task in simulated.tasks.tasks]
+            return replace(alone, adding_s=float(adding[own].sum()))
 
         def with_busy(busy: int) -> Repeated:
             if launches is not None:
                 times = crowding.launching[busy - 1]
-                return Repeated(lambda work: times * launches.of(work).launching_s, lambda _: 0.0, call_s)
+                return Repeated(
+                    lambda work: times * launches.of(work).launching_s, lambda _: 0.0, call_s, 0.0
+                )
             stretch = crowding.stretch[busy - 1]
             return Repeated(
                 lambda work: crowding.seconds(work, costs.compute_s(work, kind), busy) / stretch,
                 lambda size_bytes: crowding.update_s(costs.update_s(size_bytes, kind), busy) / stretch,
                 call_s,
-                own_adding_s * crowding.usual[busy - 1] / stretch,
+                crowding.usual[busy - 1] / stretch,
                 stretch,
             )
 
         levels = [with_busy(busy) for busy in range(1, self._wire.size + 1)]
-        alone = step_alone(plan, model, self._wire)
-        rounds = measured_rounds(self._wire, alone.step) if alone is not None and does_alike(plan) else ()
-        if not is_cuda:
-            is_other = finer.strategy is not plan.strategy
-            beside = step_alone(finer, model, self._wire, LONGEST_BESIDE_S) if is_other else None
-            found = measured_in_step(self._wire, alone, self._device.clock, levels, finer=beside)
-            del alone, beside
-            self._let_go()
-            return found, rounds
-        undivided = None
-        if alone is not None and alone.has_parts:
+        alone = done_alone(plan)
+        beside = undivided = None
+        if not is_cuda and finer.strategy is not plan.strategy:
+            beside = done_alone(finer, LONGEST_BESIDE_S)
+        if is_cuda and alone is not None and alone.has_parts:
             whole = Drawn("", single_device(plan.graph, self._machine))
-            undivided = step_alone(run_plan(whole, self._machine, costs), model, self._wire)
-        found = measured_in_step(self._wire, alone, perf_counter, levels, undivided)
-        del alone, undivided
+            undivided = done_alone(run_plan(whole, self._machine, costs))
+        clock = perf_counter if is_cuda else self._device.clock
+        found = measured_in_step(self._wire, alone, clock, levels, undivided, beside)
+        if alone is not None and found and does_alike(plan):
+            self.pace = Pace(self._wire, alone.step, found[0].whole_s, found[-1].whole_s)
+        del alone, beside, undivided
         self._let_go()
-        return found, rounds
+        return found
+
+    def rounds(self) -> tuple[Round, ...]:
+        """How fast ranks were whenever they were asked since; the step that told it is let go."""
+        found = () if self.pace is None else self.pace.rounds()
+        self.pace = None
+        self._let_go()
+        return found
 
     def found_anew(
         self, found: Sequence[Drawn], graph: Graph, seed: int, crowding: Crowding, traffic: Traffic

@@ -4,8 +4,10 @@ A rank that waits for another falls asleep and has to wake, and what it computes
 cold; ranks that should come to the same place at the same moment do not quite. No single message shows that:
 a rank that does nothing else between messages does not fall asleep. So ranks compute between messages, one
 after the other and all at once, and what that takes beyond the computing and the messages, each by itself, is
-the meeting's. It grows with what is computed in between ([measured] two Arm cores, shared memory: 0.08 ms
-after 0.26, 0.16 after 1.2, 0.25 after 7.7).
+the meeting's ([measured] shared memory, a fraction of a millisecond computed in between: 0.08 ms on two
+Arm cores, 0.06 to 0.11 on two of a Xeon). After some milliseconds of computing it is more (0.25 ms on Arm,
+0.35 to 0.5 on the Xeon), since ranks differ by more then; that is seen while strategies run, and counted there
+(`unsteady`).
 
 Between GPUs it is not measured: where they wait for messages themselves (`runtime.belts`) no thread does.
 """
@@ -13,9 +15,7 @@ Between GPUs it is not measured: where they wait for messages themselves (`runti
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from statistics import fmean, median
 from time import perf_counter
 
 import numpy as np
@@ -23,61 +23,29 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from soapstone.cost.undisturbed import undisturbed
 from soapstone.ops.box import Interval
 from soapstone.runtime.ports import Arrival, Departure, Outlet
 from soapstone.runtime.wire import Wire
 
 Floats = NDArray[np.float64]
 
-ROWS = 128, 256, 512
-"""[choice] Rows of the matrices whose products are computed in between: what takes a fraction of a
-millisecond, and several."""
+ROWS = 128
+"""[choice] Rows of the matrices whose product is computed in between: a fraction of a millisecond, in which
+ranks hardly differ."""
 
 ELEMENTS = 1024
 """[choice] Elements of a message that takes next to no time but that of being handed over."""
 
 ROUNDS = 8
-REPEATS = 5
+REPEATS = 8
 """[choice] Messages of a rank in a row, and how often each row is sent."""
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """What a meeting takes after so much time since the last one."""
-
-    after_s: tuple[float, ...] = ()
-    taken_s: tuple[float, ...] = ()
-
-    def of(self, passed_s: Floats) -> Floats:
-        """What meetings take after so much time."""
-        if not self.after_s:
-            return np.zeros_like(passed_s)
-        return np.interp(np.log(np.maximum(passed_s, 1e-9)), np.log(self.after_s), self.taken_s)
-
-    def without(self, seconds: float) -> Meeting:
-        """The same where so much of it is accounted for elsewhere."""
-        return Meeting(self.after_s, tuple(max(0.0, each - seconds) for each in self.taken_s))
-
-    def between(self, other: Meeting) -> Meeting:
-        """What lies between two measurements: the middle, since a meeting may have been found to take next to
-        nothing once."""
-        return Meeting(_means(self.after_s, other.after_s), _means(self.taken_s, other.taken_s))
-
-
-def _means(some: tuple[float, ...], others: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(float(f"{fmean(pair):.3g}") for pair in zip(some, others, strict=True))
-
-
-def measured_meeting(wire: Wire) -> Meeting:
-    """What meetings take among ranks whose threads wait for messages; the same on every rank."""
-    found = sorted(_after(wire, rows) for rows in ROWS)
-    return Meeting(*(tuple(float(f"{each:.3g}") for each in column) for column in zip(*found, strict=True)))
-
-
-def _after(wire: Wire, rows: int) -> tuple[float, float]:
-    """What is computed in between takes, and what a meeting takes after it."""
-    a, b = torch.rand(rows, rows), torch.rand(rows, rows)
-    stream = torch.rand(2 * rows * rows)
+def measured_meeting(wire: Wire) -> float:
+    """Seconds that a meeting takes among ranks whose threads wait for messages; the same on every rank."""
+    a, b = torch.rand(ROWS, ROWS), torch.rand(ROWS, ROWS)
+    stream = torch.rand(2 * ROWS * ROWS)
 
     def compute() -> None:
         torch.mm(a, b)
@@ -92,9 +60,9 @@ def _after(wire: Wire, rows: int) -> tuple[float, float]:
         partial(_swap, wire, _nothing),
     ]
     taken = [[way() for way in ways] for _ in range(REPEATS + 1)][1:]
-    alone_s, at_once_s, relay_s, handed_s, swap_s, swapped_s = map(median, zip(*taken, strict=True))
+    alone_s, at_once_s, relay_s, handed_s, swap_s, swapped_s = map(undisturbed, zip(*taken, strict=True))
     in_turn_s, together_s = relay_s - handed_s - alone_s, swap_s - swapped_s - at_once_s
-    return at_once_s, max(1e-6, (in_turn_s + together_s) / 2)
+    return float(f"{max(0.0, (in_turn_s + together_s) / 2):.3g}")
 
 
 def _nothing() -> None:

@@ -55,14 +55,13 @@ from soapstone.validation.ends import (
     far_apart,
     handed_over,
     meets_of,
-    met_s_of,
     move_of,
     summed_bytes,
 )
 from soapstone.validation.handing import Handing
 from soapstone.validation.in_step import InStep, count_of_parts
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
-from soapstone.validation.unsteady import Rounds, slowness
+from soapstone.validation.unsteady import Unsteady, slowness
 
 Floats = NDArray[np.float64]
 
@@ -142,18 +141,19 @@ class Parts:
         begun_s, done_s = (self.unsteady * each[:count] for each in (start_s, end_s))
         return Timeline(begun_s.tolist(), done_s.tolist(), self.unsteady * makespan_s + found.step_s)
 
-    def among(self, rounds: Rounds, machine: Machine) -> Parts:
-        """The same where ranks differ as in these rounds."""
-        if not rounds:
+    def among(self, found: Unsteady, machine: Machine, busy: Floats) -> Parts:
+        """The same where ranks are as fast as in these rounds, with so many at work during each task."""
+        if not found.rounds:
             return self
         number = {device.name: i for i, device in enumerate(machine.devices)}
         place = np.array([number.get(task.resource, -1) for task in self.tasks.tasks])
-        times = slowness(rounds, place)
+        times, steady_s = slowness(found.rounds, place, busy), self.durations(Calibration())
         if self.launches_ahead:  # threads differ, not kernels
-            times = np.hstack([np.ones_like(times), times[:, self._computing]])
-        steady_s = self.durations(Calibration())
-        middle_s = np.median([native.simulate(steady_s * each, *self.flat)[2] for each in times])
-        return replace(self, unsteady=float(middle_s) / native.simulate(steady_s, *self.flat)[2])
+            ways_s = steady_s * np.hstack([np.ones_like(times), times[:, self._computing]])
+        else:
+            ways_s = steady_s * times
+        said_s = np.quantile([native.simulate(each_s, *self.flat)[2] for each_s in ways_s], found.faster)
+        return replace(self, unsteady=float(said_s) / native.simulate(steady_s, *self.flat)[2])
 
 
 def parts_of(
@@ -233,7 +233,7 @@ def parts_of(
         levels_s = _crowded_apart(plain, strategy, machine, costs, launches, crowding)
     levels_s += np.outer(crowding.stretch, copying_s)
     levels_s = np.array(crowding.real)[:, None] * (
-        levels_s + np.outer(crowding.usual, adding_s(plain, timeline, machine, costs, crowding.adding))
+        levels_s + np.outer(crowding.adding_up, adding_s(plain, timeline, machine, costs, crowding.adding))
     )
     seconds, busy = crowded(levels_s, wire_s + latency_s, is_compute, simulated)
     launching_s = at_levels(thread_s, busy)
@@ -243,8 +243,6 @@ def parts_of(
     elif not shares_memory:
         wire_s, latency_s = _in_traffic(wire_s, latency_s, seconds, kinds, traffic, among, simulated)
     meets = meets_of(plain, ends, {*ran.led_by, *ran.left_out})
-    start_s, _ = simulated(seconds + handling_s + wire_s + latency_s)
-    met_s = met_s_of(tasks, meets, start_s, traffic.meeting)
     return Parts(
         tasks,
         seconds,
@@ -255,13 +253,13 @@ def parts_of(
         put,
         calls,
         meets,
-        met_s,
+        traffic.meeting_s * meets,
         traffic.handing,
         wire_s,
         latency_s,
         flat,
         launches is not None,
-    ).among(crowding.rounds, machine)
+    ).among(crowding.unsteady, machine, busy)
 
 
 def _apart_from_copies(

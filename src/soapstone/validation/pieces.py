@@ -24,24 +24,22 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+from soapstone.cost.undisturbed import undisturbed
 from soapstone.runtime.alone import Clock, StepAlone, Taken
 from soapstone.runtime.wire import Wire
 from soapstone.tasks.task import TaskKind
 from soapstone.validation.handing import message_to_nobody_s
-from soapstone.validation.in_step import FEWEST, LEAST_S, medians, without_gain
+from soapstone.validation.in_step import FEWEST, LEAST_S, usual, without_gain
 from soapstone.validation.parts import Parts
 from soapstone.validation.traffic import Traffic
+from soapstone.validation.unsteady import Pace
 
 Floats = NDArray[np.float64]
-
-IN_MEETINGS = 1.0
-"""[choice] How much of what an end of a message takes longer is in a meeting as it is measured, which has two
-ends, but nothing that is put together and enters autograd."""
 
 LIKELY_S = 1e-4
 """[choice] By so much an end of a message, a piece or a call may well take longer in a step."""
 
-ROUNDS, WARM_UP = 5, 2
+ROUNDS, WARM_UP = 9, 2
 """[choice] How often the step is done, and how often before that."""
 
 
@@ -76,8 +74,8 @@ class Beyond:
     call_s: float = 0.0
 
     def added_to(self, traffic: Traffic) -> Traffic:
-        """The traffic as it is in steps. Of what ends of messages take longer there, a part is in meetings as
-        these are measured. Sums and further pieces, which are told in ends of messages, stay as they are."""
+        """The traffic as it is in steps. Sums and further pieces, which are told in ends of messages, stay as
+        they are."""
         own = traffic.handing
         fewer = own.message_s / (own.message_s + self.message_s) if self.message_s else 1.0
         handing = replace(
@@ -88,20 +86,24 @@ class Beyond:
             call_s=own.call_s + self.call_s,
             sums={count: (fewer * few, fewer * many) for count, (few, many) in own.sums.items()},
         )
-        meeting = traffic.meeting.without(IN_MEETINGS * self.message_s)
-        return replace(traffic, handing=handing, meeting=meeting)
+        return replace(traffic, handing=handing)
 
 
-def measured_beyond(wire: Wire, step: StepAlone | None, said: Said, clock: Clock) -> Beyond:
-    """What is seen of it in this step; the same on every rank."""
+def measured_beyond(
+    wire: Wire, step: StepAlone | None, said: Said, clock: Clock, pace: Pace | None = None
+) -> Beyond:
+    """What is seen of it in this step; the same on every rank. That the computer is faster or slower now than
+    when it was measured what tasks take is none of it."""
     if step is None:
         return Beyond()
     usual_s = message_to_nobody_s(wire)
-    seen = []
+    seen, slower = [], []
     for _ in range(WARM_UP + ROUNDS):
+        slower.append(1.0 if pace is None else pace.among_all())
         wire.meet("steps alone")
         seen.append(step.timed(clock))
-    own = beyond_said(said, _seen(step, medians(seen[WARM_UP:])), usual_s)
+    now = replace(said, seconds=undisturbed(slower[WARM_UP:]) * said.seconds)
+    own = beyond_said(now, _seen(step, usual(seen[WARM_UP:])), usual_s)
     told = wire.told_by_all(json.dumps(None if own is None else astuple(own)), "pieces")
     known = [json.loads(each) for each in told if each != "null"]
     return Beyond(*(float(f"{fmean(column):.3g}") for column in zip(*known, strict=True)))

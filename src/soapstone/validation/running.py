@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import sqrt
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -30,14 +32,23 @@ from soapstone.runtime.run import State, state_of
 from soapstone.runtime.trainer import Options, Trainer
 from soapstone.runtime.wire import Wire
 from soapstone.sim.reference import Timeline
+from soapstone.validation.comparing import STATISTICS
 from soapstone.validation.in_step import Alone
 from soapstone.validation.rehearsing import FAILURES
+from soapstone.validation.unsteady import Pace
 
 WARM_UP = 2
 """[choice] Steps of a strategy before its first counted one."""
 
 IN_TURN = 2
 """[choice] Steps of a strategy before the next has its turn."""
+
+STEADY, MOST_TIMES, LONGEST_MORE_S = 0.01, 4, 60.0
+"""[choice] Strategies have more turns than were asked for until half of them are told so well (as a
+part of themselves, one standard error), up to so many times as many, and for no longer than this."""
+
+BETWEEN_PACES = 4
+"""[choice] So many strategies have their turn before ranks see how fast they are now."""
 
 LONGEST_ALONE_S = 5.0
 """[choice] A step that takes longer, the first time, is not done alone some twenty times."""
@@ -79,9 +90,9 @@ class Ran:
     peak_bytes: tuple[int, ...] = ()
 
     def step_s(self, statistic: str) -> float:
-        """The step as a statistic of all: their `median`, or the `fastest`, which is what to take where
-        other work on the computer disturbs most of them."""
-        return min(self.steps_s) if statistic == "fastest" else median(self.steps_s)
+        """The step as a statistic of all: the faster `quartile`, since what else a computer does makes steps
+        only longer, and for now this strategy and now that; their `median`, or the `fastest`."""
+        return float(np.quantile(self.steps_s, STATISTICS[statistic]))
 
     @property
     def spread(self) -> float:
@@ -89,35 +100,70 @@ class Ran:
         low, middle, high = quantiles(self.steps_s, n=4)
         return (high - low) / 2 / middle
 
+    @property
+    def doubt(self) -> float:
+        """The standard error of their faster quartile, relative to it, as if they were normal."""
+        low, middle, _ = quantiles(self.steps_s, n=4)
+        return 2.0 * (middle - low) / low / sqrt(len(self.steps_s))
+
 
 def ran(
-    plans: Sequence[Plan], model: Model, wire: Wire, steps: int, show: Callable[[int], None]
+    plans: Sequence[Plan],
+    model: Model,
+    wire: Wire,
+    steps: int,
+    show: Callable[[int], None],
+    pace: Pace | None = None,
 ) -> list[Ran]:
-    """Run each plan for so many steps; the same on every rank."""
+    """Run each plan for so many steps, and more where these differ much; the same on every rank. Amid them
+    ranks see how fast they are, if they have a step for that."""
     found: dict[int, Ran] = {}
+    if pace is not None:
+        pace.taken.clear()
     for chunk in _chunks(plans, wire):
-        found |= _in_turn({i: _trainer(plans[i], model, wire, fuse=True) for i in chunk}, model, wire, steps)
+        trainers = {i: _trainer(plans[i], model, wire, fuse=True) for i in chunk}
+        found |= _in_turn(trainers, model, wire, steps, pace)
+        del trainers
         if wire.device.type == "cuda":
             torch.cuda.empty_cache()  # ranks that share a GPU need it too
         show(len(found))
     return [found[i] for i in range(len(plans))]
 
 
-def _in_turn(trainers: Mapping[int, Trainer], model: Model, wire: Wire, steps: int) -> dict[int, Ran]:
+def _in_turn(
+    trainers: Mapping[int, Trainer], model: Model, wire: Wire, steps: int, pace: Pace | None
+) -> dict[int, Ran]:
     """Run trainers that fit in memory together, which they leave when this is over."""
     found = {i: Ran() for i in trainers}
+
+    def turn(count: int) -> None:
+        for number, (i, trainer) in enumerate(trainers.items()):
+            if pace is not None and number % BETWEEN_PACES == 0:
+                pace.take()
+            own_s = [_timed_step(trainer, model, wire) for _ in range(count)]
+            found[i].steps_s += _slowest(own_s, wire)
+
     with settled_objects():
         for trainer in trainers.values():
             for _ in range(WARM_UP):
                 trainer.step(model.inputs)
-        for turn in range(0, steps, IN_TURN):
-            for i, trainer in trainers.items():
-                for _ in range(min(IN_TURN, steps - turn)):
-                    found[i].steps_s.append(_timed_step(trainer, model, wire))
+        for done in range(0, steps, IN_TURN):
+            turn(min(IN_TURN, steps - done))
+        more_s = 0.0
+        while more_s < LONGEST_MORE_S and _is_doubtful(found.values(), steps):
+            start_s = perf_counter()
+            turn(IN_TURN)
+            more_s += _slowest([perf_counter() - start_s], wire)[0]
         for i, trainer in trainers.items():
-            found[i].steps_s = _slowest(found[i].steps_s, wire)
             found[i].peak_bytes = _peaks(trainer, model, wire)
     return found
+
+
+def _is_doubtful(found: Iterable[Ran], steps: int) -> bool:
+    """Whether more steps, of which so many were asked for, would tell much more."""
+    return all(len(own.steps_s) < MOST_TIMES * steps for own in found) and (
+        median(own.doubt for own in found) > STEADY
+    )
 
 
 def traced(plan: Plan, model: Model, wire: Wire) -> Timeline:

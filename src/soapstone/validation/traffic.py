@@ -25,7 +25,7 @@ from soapstone.runtime.detecting import timed
 from soapstone.runtime.wire import Wire
 from soapstone.tasks.exchange import Pattern
 from soapstone.validation.handing import Handing, measured_handing, pieces_of
-from soapstone.validation.meeting import Meeting, measured_meeting
+from soapstone.validation.meeting import measured_meeting
 
 MESSAGE_BYTES = 2**20, 12 * 2**20
 """[choice] A small and a large message: what the bytes between them take is asked for."""
@@ -62,7 +62,7 @@ class Traffic:
     latency: float = 1.0
     piece_bytes: int = 0
     handing: Handing = field(default_factory=Handing)
-    meeting: Meeting = field(default_factory=Meeting)
+    meeting_s: float = 0.0
     within_nodes: bool = False
 
     def handed(self, size_bytes: int) -> float:
@@ -106,11 +106,11 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
     """Messages and sums among the ranks of a computer, all of which ask at once; the same on every rank."""
     if wire.size == 1:
         return AS_THE_MACHINE_SAYS
-    meeting = measured_meeting(wire) if wire.device.type == "cpu" else Meeting()
+    meeting_s = measured_meeting(wire) if wire.device.type == "cpu" else 0.0
     if len(machine.nodes) > 1:
         shares = wire.told_by_all("yes" if len(wire.neighbours) > 1 else "no", "shared memory")
         handing = measured_handing(wire, ())
-        return Traffic(handing=handing, meeting=meeting, within_nodes="yes" in shares)
+        return Traffic(handing=handing, meeting_s=meeting_s, within_nodes="yes" in shares)
     messages = [_messages(wire, machine, busy) for busy in range(1, wire.size + 1)]
     counts = sorted({2, max(2, wire.size // 2), wire.size})
     wire.prepare([range(count) for count in counts])
@@ -126,15 +126,15 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
         _latency(wire, machine, handing.message_s),
         0 if wire.belts is None else wire.belts.piece_bytes,
         handing,
-        meeting,
+        meeting_s,
     )
 
 
 def between(first: Traffic, second: Traffic) -> Traffic:
     """What lies between two measurements, of which both hold in part: before and after the strategies."""
-    meeting = first.meeting.between(second.meeting)
+    meeting_s = (first.meeting_s + second.meeting_s) / 2
     if not first.sums:
-        return replace(first, handing=first.handing.between(second.handing), meeting=meeting)
+        return replace(first, handing=first.handing.between(second.handing), meeting_s=meeting_s)
 
     def mean(a: float, b: float) -> float:
         return _digits(sqrt(a * b))
@@ -156,7 +156,7 @@ def between(first: Traffic, second: Traffic) -> Traffic:
         mean(first.latency, second.latency),
         first.piece_bytes,
         first.handing.between(second.handing),
-        meeting,
+        meeting_s,
     )
 
 

@@ -1,11 +1,17 @@
-"""How much faster or slower ranks are than each other, from one step to the next.
+"""How fast ranks are while strategies run: faster or slower than when operators were measured, and than each
+other.
 
-Ranks do the same at the same time and are not done at the same moment: one core is shared with more than
+A computer is not always as fast as it was a minute ago ([measured] two cores of a shared computer, RNNTC:
+everything took 0.75 times as long as when it was measured), nor does it slow down alike what one rank does
+and what all do ([measured] the same, BERT: 1.1 times as long for two ranks at work, and for one as before).
+And ranks that do the same at the same time are not done at the same moment: one core is shared with more than
 another, and at one time more than at another. In a step all wait for whoever is last, so a step of several
 ranks takes longer than a rank takes in the middle ([measured] 16 cores of a large computer, four ranks, a
 step of NMT alone: 42 to 65 ms within ten rounds; two Arm cores: 3.2 ms on one of them and 3.6 on the other).
-So ranks do a step alone several times, all at once, in which each of them has as much to do; what each took
-in each round, relative to all, is a way in which a real step may go. A prediction is the middle of what it
+
+So ranks do a step alone, one of them and all at once, now and then between the steps of strategies, one in
+which each of them has as much to do. What each took in each round, relative to what it took when operators
+were held against it (`in_step`), is a way in which a real step may go. A prediction is the middle of what it
 would be in each of them (`parts`).
 
 That one rank is slower than another does not last ([measured] the same two cores: the other one a minute
@@ -15,7 +21,8 @@ later), so it is not told which.
 from __future__ import annotations
 
 import json
-from statistics import median
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
@@ -28,17 +35,28 @@ from soapstone.tasks.task import COMPUTE_KINDS
 
 Floats = NDArray[np.float64]
 
-Rounds = tuple[tuple[float, ...], ...]
-"""For each round how long each rank took, relative to what a rank takes in the middle."""
-
-ROUNDS, FEWEST = 15, 5
-"""[choice] How often the step is done, no more and no less."""
-
-LONGEST_S = 3.0
-"""[choice] There are fewer rounds where they would take longer."""
+MOST_WAYS = 64
+"""[choice] So many ways in which a step may go stand for all."""
 
 ALIKE = 0.01
 """[choice] Ranks have as much to do as each other where what they have differs by no larger part."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """How long one rank took by itself, and each of them with all at work, relative to what one takes in the
+    middle when it was measured."""
+
+    one: float
+    each: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Unsteady:
+    """Rounds, and the part of steps that is faster than what is predicted."""
+
+    rounds: tuple[Round, ...] = ()
+    faster: float = 0.5
 
 
 def does_alike(plan: Plan) -> bool:
@@ -50,22 +68,49 @@ def does_alike(plan: Plan) -> bool:
     return max(own_s.values()) - min(own_s.values()) <= ALIKE * max(own_s.values())
 
 
-def measured_rounds(wire: Wire, step: StepAlone) -> Rounds:
-    """Of a step in which all ranks do alike; the same on every rank."""
-    once_s = max(map(float, wire.told_by_all(str(step.run(perf_counter)), "steps alone")))
-    taken_s = []
-    for _ in range(max(FEWEST, min(ROUNDS, int(LONGEST_S / once_s)))):
-        wire.meet("steps alone")
-        taken_s.append(step.run(perf_counter))
-    told = [json.loads(each) for each in wire.told_by_all(json.dumps(taken_s), "steps alone")]
-    usual_s = sum(map(median, told)) / wire.size
-    return tuple(tuple(float(f"{each / usual_s:.3g}") for each in row) for row in zip(*told, strict=True))
+@dataclass
+class Pace:
+    """A step in which all ranks do alike, for each to do alone now and then, and what that took one of them
+    and all of them when it was measured."""
+
+    wire: Wire
+    step: StepAlone
+    one_s: float
+    all_s: float
+    taken: list[tuple[float, float]] = field(default_factory=list)
+
+    def among_all(self) -> float:
+        """How much longer than is usual this rank takes now, with all at work."""
+        self.wire.meet("steps alone")
+        return self.step.run(perf_counter) / self.all_s
+
+    def take(self) -> None:
+        """Do it once more, all ranks and one."""
+        own = self.among_all()
+        self.wire.meet("steps alone")
+        one = 0.0 if self.wire.rank else self.step.run(perf_counter) / self.one_s
+        self.taken.append((one, own))
+
+    def rounds(self) -> tuple[Round, ...]:
+        """What all of them took so far; the same on every rank."""
+        told = self.wire.told_by_all(json.dumps(self.taken), "steps alone")
+        return tuple(
+            Round(_digits(row[0][0]), tuple(_digits(own) for _, own in row))
+            for row in zip(*map(json.loads, told), strict=True)
+        )
 
 
-def slowness(rounds: Rounds, place: NDArray[np.int64]) -> Floats:
+def slowness(rounds: Sequence[Round], place: NDArray[np.int64], busy: Floats) -> Floats:
     """For each way in which a step may go how much longer each task takes, by the number of the device whose
-    time it is of, or -1 for none. Which rank is the slow one changes, so each round stands for as many ways
-    as there are ranks."""
-    found = np.array(rounds)
-    ways = np.vstack([np.roll(found, turn, axis=1) for turn in range(found.shape[1])])
-    return np.where(place >= 0, ways[:, place], 1.0)
+    time it is of, or -1 for none, and by how many ranks are at work meanwhile. Which rank is the slow one
+    changes, so each round stands for as many ways as there are ranks."""
+    count = len(rounds[0].each)
+    among = np.clip((busy - 1.0) / max(1, count - 1), 0.0, 1.0)
+    ways = [(each.one, np.roll(each.each, turn)) for turn in range(count) for each in rounds]
+    ways = ways[:: -(-len(ways) // MOST_WAYS)]
+    found = [one * (1.0 - among) + own[place] * among for one, own in ways]
+    return np.where(place >= 0, found, 1.0).copy(order="C")
+
+
+def _digits(number: float) -> float:
+    return float(f"{number:.3g}")

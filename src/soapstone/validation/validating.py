@@ -21,7 +21,7 @@ from soapstone.plans import Plan, planned, predicted
 from soapstone.runtime.wire import Wire
 from soapstone.validation.accounts import Accounts, accounts
 from soapstone.validation.calibrating import Calibration, calibrated
-from soapstone.validation.comparing import Compared, Summary, summary
+from soapstone.validation.comparing import STATISTICS, Compared, Summary, summary
 from soapstone.validation.crowding import NO_CROWDING
 from soapstone.validation.drawing import Drawn, drawn, to_do_alone
 from soapstone.validation.measuring import Measuring, Show, predicted_parts, run_plan
@@ -29,6 +29,7 @@ from soapstone.validation.pieces import Beyond
 from soapstone.validation.rehearsing import Inside, rehearsed_peaks
 from soapstone.validation.running import model_of, ran, traced
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, between, measured_traffic
+from soapstone.validation.unsteady import Unsteady
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Wanted:
     seed: int
     costs: str
     budget_s: float
-    statistic: str = "median"
+    statistic: str = "quartile"
     given: Callable[[Graph], Sequence[Drawn]] = lambda _: ()
 
 
@@ -79,6 +80,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
         raise TrainingError(f"model '{graph.name}' has no two strategies on machine '{machine.name}'")
     model = model_of(source, graph, captured.constants, wire.device)
     told, crowding, inside, traffic, beyond = None, NO_CROWDING, Inside(), AS_THE_MACHINE_SAYS, Beyond()
+    measuring = None
     if wanted.costs == "measured":
         with settled_objects():  # as steps are run
             measuring = Measuring(machine, wanted.budget_s, wire, show)
@@ -89,14 +91,16 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
             crowding = measuring.crowding(first, finer, model, traffic.handing.call_s)
             beyond = measuring.beyond(cut_up, model, crowding, traffic)
             found = measuring.found_anew(found, graph, wanted.seed, crowding, beyond.added_to(traffic))
-            costs, inside, told = measuring.costs, measuring.inside(), measuring.told(crowding)
+            costs, inside = measuring.costs, measuring.inside()
     plans = [run_plan(each, machine, costs) for each in found]
     with settled_objects():
         peaks, unrehearsed = rehearsed_peaks(
             plans, captured.constants, inside, wire, lambda done: show(done, "strategies rehearsed")
         )
-    seen = ran(plans, model, wire, wanted.steps, lambda done: show(done, "strategies run"))
-    if told is not None:
+    pace = None if measuring is None else measuring.pace
+    seen = ran(plans, model, wire, wanted.steps, lambda done: show(done, "strategies run"), pace)
+    del pace
+    if measuring is not None:
         with settled_objects():
             again = between(traffic, measured_traffic(wire, machine))
         if crowding.in_step:  # steps alone were told apart by these
@@ -104,7 +108,9 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
             handing = replace(again.handing, part_s=by_them.part_s, call_s=by_them.call_s)
             again = replace(again, handing=handing)
         traffic = beyond.added_to(again)
-        told |= {"traffic": asdict(again), "longer_in_steps": asdict(beyond)}
+        faster = STATISTICS[wanted.statistic]
+        crowding = replace(crowding, unsteady=Unsteady(measuring.rounds(), faster))
+        told = measuring.told(crowding) | {"traffic": asdict(again), "longer_in_steps": asdict(beyond)}
     fitted_on = frozenset(range(0, len(found), 2))
     rest = [i for i in range(len(found)) if i not in fitted_on]
     parts = predicted_parts(plans, costs, crowding, traffic, wire)
