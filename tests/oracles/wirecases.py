@@ -39,7 +39,7 @@ from soapstone.validation.parts import Parts, parts_of
 from soapstone.validation.pieces import Beyond, Said, measured_beyond
 from soapstone.validation.running import model_of, step_alone
 from soapstone.validation.traffic import Traffic, measured_traffic
-from soapstone.validation.unsteady import Rounds, measured_rounds
+from soapstone.validation.unsteady import Pace, Round
 
 
 class _Aside:
@@ -310,10 +310,18 @@ class _Taking:
         del clock
         return self._seconds
 
+    def be_still(self) -> None:
+        """There is nothing to wait for."""
 
-def rounds_seen(rank: int, size: int) -> Rounds:
-    """What ranks hear of steps that take 4 ms on the first of them, and 6 on the second."""
-    return measured_rounds(Wire(rank, size), _Taking(4e-3 + 2e-3 * rank))  # type: ignore[arg-type]
+
+def rounds_seen(rank: int, size: int) -> tuple[Round, ...]:
+    """What ranks hear, after two looks, of steps that take 4 ms on the first of them, and 6 on the second,
+    where one by itself had taken 2, and each among all 5."""
+    pace = Pace(Wire(rank, size), _Taking(4e-3 + 2e-3 * rank), 2e-3, 5e-3)  # type: ignore[arg-type]
+    assert pace.among_all() == (4e-3 + 2e-3 * rank) / 5e-3
+    for _ in range(2):
+        pace.take()
+    return pace.rounds()
 
 
 def met_after_s(rank: int, size: int) -> float:

@@ -17,6 +17,8 @@ from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.task import TaskKind
 from soapstone.validation.adding import SIZES, Adding, adding_s
 from soapstone.validation.calibrating import Calibration
+from soapstone.validation.crowding import Crowding
+from soapstone.validation.in_step import InStep
 from soapstone.validation.parts import parts_of
 
 MACHINE, COSTS = preset("cpu:1x2"), AnalyticCosts()
@@ -61,6 +63,20 @@ def test_gradients_of_a_weight_that_is_used_again_are_added_up() -> None:
         plan = plan_of(single_device(own, MACHINE))
         taken_s = parts_of(plan, COSTS).makespan_s(Calibration())
         assert (taken_s > 1.001 * plan.prediction.makespan_s) == is_longer
+
+
+def test_adding_up_takes_longer_in_a_step() -> None:
+    """By as many times as was seen there."""
+    own = load("rnnlm", tiny=True, devices=2).captured().graph
+    plan = plan_of(data_parallel(own, MACHINE))
+
+    def added_s(times: float) -> float:
+        adding, in_step = Adding((1, 2**40), (1e-3, 1e-3)), InStep(adding=times)
+        crowding = Crowding((1.0, 1.0), adding=adding, in_step=(in_step, in_step), stretch=(1.0, 1.0))
+        return float(parts_of(plan, COSTS, crowding, backend="memory").seconds.sum())
+
+    assert added_s(3.0) - added_s(1.0) == pytest.approx(2 * (added_s(2.0) - added_s(1.0)))
+    assert added_s(2.0) > added_s(1.0) + 1e-3
 
 
 def test_gradients_of_weights_that_came_are_added_up_too() -> None:

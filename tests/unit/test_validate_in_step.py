@@ -33,7 +33,7 @@ from soapstone.tasks.passes import passes_in
 from soapstone.tasks.task import TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import Crowding
-from soapstone.validation.in_step import InStep, Longer, less_or_longer, longer
+from soapstone.validation.in_step import MOST_ADDING, InStep, Longer, Rows, adding_up, less_or_longer, longer
 from soapstone.validation.parts import parts_of
 
 COSTS = AnalyticCosts()
@@ -99,6 +99,29 @@ def test_backward_passes_take_less_by_a_call_or_by_a_part_and_no_less_than_half(
     assert less_or_longer([(1e-4, 1.0)] * 9, 9 * 8e-5) == Longer(pass_s=-2e-5)
     assert less_or_longer([(1e-3, 1.0)] * 9, 9 * 8e-4) == Longer(share=-0.2)
     assert less_or_longer([(1e-4, 1.0)] * 9, 1e-5) == Longer(share=-0.5)
+
+
+def back(passes_s: float, share: float, adding_s: float, times: float) -> Rows:
+    """Backward passes that take longer by a part, and add gradients up in so many times as long."""
+    own = [(passes_s / 9, 1.0)] * 9
+    return Rows(backward=own, back_s=(1 + share) * passes_s + times * adding_s, adding_s=adding_s)
+
+
+@given(st.floats(-0.4, 0.9), st.floats(1.0, MOST_ADDING), st.floats(0.0, 1.0))
+def test_what_adding_up_takes_longer_is_told_from_what_passes_do(
+    share: float, times: float, adding_s: float
+) -> None:
+    """By two steps, of which one adds up more."""
+    found = adding_up(back(3.0, share, adding_s, times), back(2.0, share, 2.0, times))
+    assert found == pytest.approx(times, rel=0.01)
+
+
+def test_adding_up_is_as_it_was_measured_where_nothing_tells_it_from_passes() -> None:
+    assert adding_up(back(3.0, 0.5, 1.5, 2.0), back(2.0, 0.5, 1.0, 2.0)) == 1.0  # as much of both
+    assert adding_up(back(3.0, 0.5, 0.0, 2.0), back(2.0, 0.5, 0.0, 2.0)) == 1.0
+    assert adding_up(back(3.0, 0.5, 0.5, 2.0), Rows()) == 1.0
+    assert adding_up(back(3.0, 0.0, 0.0, 9.0), back(2.0, 0.0, 1.0, 9.0)) == MOST_ADDING
+    assert adding_up(back(3.0, 0.0, 0.0, 0.5), back(2.0, 0.0, 1.0, 0.5)) == 1.0
 
 
 def test_few_tasks_tell_nothing() -> None:

@@ -26,9 +26,8 @@ from soapstone.validation.crowding import Crowding
 from soapstone.validation.drawing import Drawn, to_do_alone
 from soapstone.validation.handing import Handing
 from soapstone.validation.in_step import InStep, longer
-from soapstone.validation.meeting import Meeting
 from soapstone.validation.parts import Parts, parts_of
-from soapstone.validation.pieces import IN_MEETINGS, LIKELY_S, Beyond, Said, Seen, beyond_said
+from soapstone.validation.pieces import LIKELY_S, Beyond, Said, Seen, beyond_said
 from soapstone.validation.traffic import Traffic
 
 COSTS = AnalyticCosts()
@@ -130,17 +129,17 @@ def test_few_pieces_tell_nothing(graph: Graph) -> None:
 
 
 def test_predictions_take_what_is_beyond(graph: Graph) -> None:
-    """Messages, pieces and calls take longer; meetings less by what they had of that, but never less than
-    nothing; and sums, which are told in ends of messages, as long as before."""
+    """Messages, pieces and calls take longer, and sums, which are told in ends of messages, as long as
+    before."""
     handing = Handing(4e-5, 2e-5, 0.5, 1e-4, {2: (3.0, 6.0)})
-    traffic = Traffic(handing=handing, meeting=Meeting((1e-4, 1e-3), (1e-5, 3e-4)))
+    traffic = Traffic(handing=handing, meeting_s=1e-4)
     found = Beyond(4e-5, 3e-5, 5e-5).added_to(traffic)
     assert found.handing.message_s == pytest.approx(8e-5)
     assert found.handing.part_s == pytest.approx(5e-5)
     assert found.handing.call_s == pytest.approx(15e-5)
     assert found.handing.further == pytest.approx(0.25)
     assert found.handing.sums == {2: pytest.approx((1.5, 3.0))}
-    assert found.meeting.taken_s == pytest.approx((0.0, 3e-4 - IN_MEETINGS * 4e-5))
+    assert found.meeting_s == traffic.meeting_s
     assert Beyond().added_to(traffic) == traffic
     plan = plan_of(random_strategy(graph, 2, Random(3)))
     steps_s = [

@@ -24,7 +24,6 @@ from soapstone.tasks.task import TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.drawing import drawn
 from soapstone.validation.handing import Handing
-from soapstone.validation.meeting import ROWS, Meeting
 from soapstone.validation.parts import parts_of
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic, between
 
@@ -190,28 +189,16 @@ def test_what_was_measured_before_and_after_lies_between() -> None:
     assert found.handing.sums == {2: (3.0, 4.0)}
     assert (found.beyond, found.latency) == (2.0, 3.0)
     assert between(AS_THE_MACHINE_SAYS, AS_THE_MACHINE_SAYS) == AS_THE_MACHINE_SAYS
-    some, others = (Traffic(meeting=Meeting((1.0,), (each,))) for each in (2.0, 8.0))
-    assert between(some, others).meeting == Meeting((1.0,), (5.0,))  # also where nothing else was measured
+    some, others = Traffic(meeting_s=2.0), Traffic(meeting_s=8.0)
+    assert between(some, others).meeting_s == 5.0  # also where nothing else was measured
 
 
-def test_a_meeting_takes_longer_the_more_has_passed_since_the_last_one(graph: Graph) -> None:
-    meeting = Meeting((1e-6, 1e-4), (1.0, 3.0))
-    assert meeting.of(np.array([0.0, 1e-6, 1e-5, 1e-4, 9.0])) == pytest.approx([1.0, 1.0, 2.0, 3.0, 3.0])
-    assert not Meeting().of(np.ones(2)).any()
+def test_a_task_that_meets_another_rank_takes_longer(graph: Graph) -> None:
     plan = plan_of(random_strategy(graph, 2, Random(0)))
-    usual, met = (parts_of(plan, COSTS, traffic=Traffic(meeting=each)) for each in (Meeting(), meeting))
+    usual, met = (parts_of(plan, COSTS, traffic=Traffic(meeting_s=each)) for each in (0.0, 3.0))
     longer = met.durations(Calibration()) - usual.durations(Calibration())
-    meets = usual.meets > 0
-    assert meets.any()
-    assert not longer[~meets].any()
-    assert longer[meets].min() > 0.9
-    assert longer[meets].max() > 1.1
-    start_s = usual.timeline(Calibration()).start_s
-    for device in {task.resource for task in usual.tasks.tasks}:
-        own = [n for n in np.flatnonzero(meets).tolist() if usual.tasks.tasks[n].resource == device]
-        own.sort(key=lambda n: start_s[n])
-        passed_s = np.diff([0.0, *(start_s[n] for n in own)])
-        assert longer[own] == pytest.approx(meeting.of(passed_s))
+    assert 0 < np.count_nonzero(usual.meets) < len(usual.meets)
+    assert longer == pytest.approx(3.0 * usual.meets)
 
 
 def test_all_ranks_see_the_same_traffic(ranks: Ranks) -> None:
@@ -222,9 +209,7 @@ def test_all_ranks_see_the_same_traffic(ranks: Ranks) -> None:
     factors = [factor for _, *both in first.sums[2] for factor in both]
     assert min(*first.messages, *first.latencies.values(), *factors, first.delay) > 0
     assert 0 <= first.handing.message_s < 1
-    assert first.meeting.after_s == tuple(sorted(first.meeting.after_s))
-    assert len(first.meeting.after_s) == len(first.meeting.taken_s) == len(ROWS)
-    assert 0 < min(first.meeting.taken_s) <= max(first.meeting.taken_s) < 1
+    assert 0 <= first.meeting_s < 1
     assert min(first.beyond, first.latency) > 0
 
 

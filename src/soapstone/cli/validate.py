@@ -66,7 +66,12 @@ def validate(  # noqa: PLR0913, a command has a parameter for each option
         str, typer.Option("--machine", help="NAME:1xDEVICES, or the file that `machine detect` writes.")
     ],
     strategies: Annotated[int, typer.Option("--strategies", min=2, help="How many to run.")] = 20,
-    steps: Annotated[int, typer.Option("--steps", min=2, help="Counted steps of each.")] = 10,
+    steps: Annotated[
+        int,
+        typer.Option(
+            "--steps", min=2, help="Counted steps of each; up to four times as many if they differ much."
+        ),
+    ] = 10,
     *,
     variant: Variant,
     seed: Annotated[int, typer.Option("--seed", help="Of the strategies that are drawn.")] = 0,
@@ -215,7 +220,7 @@ def _document(request: _Request, machine: Machine, outcome: Outcome) -> dict[str
         "model": request.model,
         "machine": machine.name,
         "costs": outcome.costs_name,
-        "steps": request.steps,
+        "steps": outcome.steps,
         "statistic": request.statistic,
         "seed": request.seed,
         "summary": asdict(outcome.reported),
@@ -243,7 +248,7 @@ def _print(request: _Request, machine: Machine, outcome: Outcome) -> None:
     screen = console()
     screen.print(
         Text(
-            f"{request.model} on {machine.name}: {len(outcome.compared)} strategies, {request.steps} steps of"
+            f"{request.model} on {machine.name}: {len(outcome.compared)} strategies, {outcome.steps} steps of"
             f" each (the {request.statistic} counts), costs {outcome.costs_name}"
         )
     )

@@ -186,7 +186,7 @@ def measured_in_step(
     def found(busy: int) -> InStep | None:
         if not seen[busy]:
             return None
-        others = _Rows()
+        others = Rows()
         if finer is not None:
             others = _rows(finer, usual(beside[busy][WARM_UP:]), repeated[busy - 1], met=False)
         return _found(alone, seen[busy][WARM_UP:], repeated[busy - 1], plain, others)
@@ -198,7 +198,7 @@ def measured_in_step(
 def _undivided(wire: Wire, alone: Alone, clock: Clock, repeated: Repeated) -> InStep:
     """What is seen of it by the rank that has tasks in it, and other ranks hear of."""
     own = [_seen(alone.step, clock) for _ in range(WARM_UP + FEWEST_ROUNDS)]
-    return _mean(wire, _found(alone, own[WARM_UP:], repeated, None, _Rows()))
+    return _mean(wire, _found(alone, own[WARM_UP:], repeated, None, Rows()))
 
 
 def _seen(step: StepAlone, clock: Clock) -> _Seen:
@@ -212,7 +212,7 @@ def _seen(step: StepAlone, clock: Clock) -> _Seen:
 
 
 @dataclass
-class _Rows:
+class Rows:
     """Of forward tasks one, their views, and what their passes take over and over; what each took; of how
     many passes they do a part; of backward passes what each takes, and which part of it there is; what all of
     them took, and what adding up is of that by its measurement."""
@@ -230,9 +230,9 @@ class _Rows:
         return np.array(self.rows, dtype=np.float64).reshape(-1, 3)
 
 
-def _rows(alone: Alone, taken: Taken, repeated: Repeated, *, met: bool = True) -> _Rows:
+def _rows(alone: Alone, taken: Taken, repeated: Repeated, *, met: bool = True) -> Rows:
     """What is told of this rank's tasks; if not `met`, of those alone that need nothing of others."""
-    found, tasks = _Rows(), alone.step.tasks
+    found, tasks = Rows(), alone.step.tasks
     place = tasks.tasks[next(iter(taken.tasks_s))].resource if taken.tasks_s else None
     for number, passes in passes_in(tasks, alone.strategy).items():
         works = [(repeated.pass_s(work), share) for work, share in passes if work is not None]
@@ -254,7 +254,7 @@ def _rows(alone: Alone, taken: Taken, repeated: Repeated, *, met: bool = True) -
 
 
 def _found(
-    alone: Alone, seen: Sequence[_Seen], repeated: Repeated, plain: InStep | None, others: _Rows
+    alone: Alone, seen: Sequence[_Seen], repeated: Repeated, plain: InStep | None, others: Rows
 ) -> InStep | None:
     """What this rank has seen, of passes in parts only, if `plain` has the rest; None if it does nothing in a
     step. `others` are forward tasks of another step."""
@@ -336,7 +336,7 @@ def without_gain(columns: Floats, wanted: Floats, count: int) -> Floats:
     return factors
 
 
-def adding_up(own: _Rows, others: _Rows) -> float:
+def adding_up(own: Rows, others: Rows) -> float:
     """How many times as long as by itself adding gradients up takes in a step, by the backward passes of two,
     of which one adds up more: in both, passes take longer by the same part."""
     passes_s, other_passes_s = (

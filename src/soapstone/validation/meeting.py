@@ -6,8 +6,7 @@ a rank that does nothing else between messages does not fall asleep. So ranks co
 after the other and all at once, and what that takes beyond the computing and the messages, each by itself, is
 the meeting's ([measured] shared memory, a fraction of a millisecond computed in between: 0.08 ms on two
 Arm cores, 0.06 to 0.11 on two of a Xeon). After some milliseconds of computing it is more (0.25 ms on Arm,
-0.35 to 0.5 on the Xeon), since ranks differ by more then; that is seen while strategies run, and counted there
-(`unsteady`).
+0.35 to 0.5 on the Xeon), since ranks differ by more then; that is seen while strategies run (`unsteady`).
 
 Between GPUs it is not measured: where they wait for messages themselves (`runtime.belts`) no thread does.
 """

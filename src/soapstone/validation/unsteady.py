@@ -11,8 +11,8 @@ step of NMT alone: 42 to 65 ms within ten rounds; two Arm cores: 3.2 ms on one o
 
 So ranks do a step alone, one of them and all at once, now and then between the steps of strategies, one in
 which each of them has as much to do. What each took in each round, relative to what it took when operators
-were held against it (`in_step`), is a way in which a real step may go. A prediction is the middle of what it
-would be in each of them (`parts`).
+were held against it (`in_step`), is a way in which a real step may go. The faster quartile of steps, or what
+else counts of them, is predicted as that of what steps would be in these ways (`parts`).
 
 That one rank is slower than another does not last ([measured] the same two cores: the other one a minute
 later), so it is not told which.
@@ -81,15 +81,19 @@ class Pace:
 
     def among_all(self) -> float:
         """How much longer than is usual this rank takes now, with all at work."""
-        self.wire.meet("steps alone")
-        return self.step.run(perf_counter) / self.all_s
+        return self._taken_s() / self.all_s
 
     def take(self) -> None:
         """Do it once more, all ranks and one."""
         own = self.among_all()
-        self.wire.meet("steps alone")
-        one = 0.0 if self.wire.rank else self.step.run(perf_counter) / self.one_s
+        one = self._taken_s(is_at_work=not self.wire.rank) / self.one_s
         self.taken.append((one, own))
+
+    def _taken_s(self, *, is_at_work: bool = True) -> float:
+        self.wire.meet("steps alone")
+        taken_s = self.step.run(perf_counter) if is_at_work else 0.0
+        self.step.be_still()  # what a GPU still has to do is not to be in what follows
+        return taken_s
 
     def rounds(self) -> tuple[Round, ...]:
         """What all of them took so far; the same on every rank."""

@@ -48,10 +48,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Every strategy compared, with calibrated predictions; summaries of the half that was not fitted, of
+    """How many steps counted of each strategy, at least; every strategy compared, with calibrated
+    predictions; summaries of the half that was not fitted, of
     the half that was, and of the first without any fit, and what was predicted of all then; the worst, with
     what accounts for it; the plan of the fastest; and what is to be said about the capture."""
 
+    steps: int
     compared: tuple[Compared, ...]
     fitted_on: frozenset[int]
     calibration: Calibration
@@ -142,6 +144,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
         for i in blamed
     )
     return Outcome(
+        min(len(each.steps_s) for each in seen),
         tuple(compared),
         fitted_on,
         calibration,
