@@ -115,6 +115,12 @@ def test_of_gpus_threads_differ_and_not_kernels(graph: Graph) -> None:
         assert least <= found.unsteady <= most
 
 
+def test_ranks_that_share_cores_are_as_slow_as_all_of_them() -> None:
+    assert Round(1.1, (1.0, 2.0, 3.0)).evened == Round(1.1, (2.0, 2.0, 2.0))
+    assert Crowding((1.0, 1.9), stretch=(1.0, 1.9)).shares_cores
+    assert not Crowding((1.0, 1.4), stretch=(1.0, 1.05)).shares_cores
+
+
 def test_ranks_tell_each_other_what_they_took() -> None:
     ranks = Ranks(2)
     first, second = ranks.run(rounds_seen, 2)

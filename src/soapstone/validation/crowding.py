@@ -46,6 +46,9 @@ most."""
 MOST_IN_TURN = 24
 """[choice] So many operators are launched one after the other."""
 
+SHARED = 1.2
+"""[choice] Ranks that wait so much longer than they compute, with all at work, share cores."""
+
 ROUNDS = 4
 """[choice] How often times and numbers of busy ranks are worked out from each other."""
 
@@ -104,6 +107,11 @@ class Crowding:
             in_step=last(self.in_step),
             stretch=last(self.stretch),
         )
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether there are more ranks than cores."""
+        return self.stretch[-1] > SHARED
 
     @property
     def real(self) -> tuple[float, ...]:

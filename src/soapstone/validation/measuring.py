@@ -185,12 +185,12 @@ class Measuring:
         self._let_go()
         return found
 
-    def rounds(self) -> tuple[Round, ...]:
+    def rounds(self, crowding: Crowding) -> tuple[Round, ...]:
         """How fast ranks were whenever they were asked since; the step that told it is let go."""
         found = () if self.pace is None else self.pace.rounds()
         self.pace = None
         self._let_go()
-        return found
+        return tuple(each.evened for each in found) if crowding.shares_cores else found
 
     def found_anew(
         self, found: Sequence[Drawn], graph: Graph, seed: int, crowding: Crowding, traffic: Traffic

@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from time import perf_counter
 
 import numpy as np
@@ -49,6 +50,12 @@ class Round:
 
     one: float
     each: tuple[float, ...]
+
+    @property
+    def evened(self) -> Round:
+        """The same where ranks share cores: whoever is done leaves its core to the others, so that a step
+        does not wait for the slowest as it was among ranks that all were at work to the end."""
+        return Round(self.one, (fmean(self.each),) * len(self.each))
 
 
 @dataclass(frozen=True)

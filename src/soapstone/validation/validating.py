@@ -111,7 +111,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
             again = replace(again, handing=handing)
         traffic = beyond.added_to(again)
         faster = STATISTICS[wanted.statistic]
-        crowding = replace(crowding, unsteady=Unsteady(measuring.rounds(), faster))
+        crowding = replace(crowding, unsteady=Unsteady(measuring.rounds(crowding), faster))
         told = measuring.told(crowding) | {"traffic": asdict(again), "longer_in_steps": asdict(beyond)}
     fitted_on = frozenset(range(0, len(found), 2))
     rest = [i for i in range(len(found)) if i not in fitted_on]
