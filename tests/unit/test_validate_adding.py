@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from oracles.ranks import Ranks
@@ -13,8 +15,9 @@ from soapstone.machine import preset
 from soapstone.plans import Plan, planned, simulation
 from soapstone.search.baselines import data_parallel, single_device
 from soapstone.search.baselines.zero import zero
+from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
-from soapstone.tasks.task import TaskKind
+from soapstone.tasks.task import BufferKind, TaskKind
 from soapstone.validation.adding import SIZES, Adding, adding_s
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import Crowding
@@ -54,6 +57,24 @@ def test_each_gradient_but_the_first_is_added() -> None:
         readers = [len(graph.consumers.get(name, ())) for name in graph.differentiable]
         assert found.sum() == sum(count - 1 for count in readers if count)
         assert found.any() == is_shared
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_comes_in_messages_is_not_added(seed: int) -> None:
+    """A gradient of a device may come in pieces from others; only passes on its own way back add."""
+    graph = load("gpt2", tiny=True, devices=2).captured().graph
+    strategy = random_strategy(graph, 2, Random(seed))
+    simulated = plan_of(strategy).executed()
+    found = adding_s(simulated.tasks, simulated.timeline, MACHINE, COSTS, Adding((1, 2**40), (1.0, 1.0)))
+    kinds = {simulated.tasks.tasks[number].kind for number in np.flatnonzero(found).tolist()}
+    assert kinds <= {TaskKind.BACKWARD}
+    makers = [
+        simulated.tasks.tasks[simulated.tasks.ids[key]].kind
+        for buffer in simulated.tasks.buffers
+        if buffer.kind is BufferKind.GRADIENT and len(buffer.made_by) > 1
+        for key in buffer.made_by
+    ]
+    assert set(makers) - {TaskKind.BACKWARD}  # there are such
 
 
 def test_gradients_of_a_weight_that_is_used_again_are_added_up() -> None:

@@ -20,7 +20,7 @@ from soapstone.cost.undisturbed import undisturbed
 from soapstone.machine import Machine
 from soapstone.runtime.wire import Wire
 from soapstone.sim.reference import Timeline
-from soapstone.tasks.task import BufferKind, TaskGraph
+from soapstone.tasks.task import BufferKind, TaskGraph, TaskKind
 
 ADDED_BYTES_PER_BYTE = 3.0
 """[choice] Adding one gradient to another reads both and writes one."""
@@ -81,7 +81,7 @@ def adding_s(
 ) -> NDArray[np.float64]:
     """For each backward task what it takes to add its gradients to what its device has already: a weight that
     several cells read, or several micro-batches, has a gradient from each, and so has a value that several
-    shards of a device read."""
+    shards of a device read. What comes in messages is put together, which is none of this (`ends`)."""
     found = np.zeros(len(tasks.tasks))
     share = ADDED_BYTES_PER_BYTE / costs.update_bytes_per_byte
     makers: dict[tuple[int, int, object], list[int]] = {}
@@ -89,7 +89,8 @@ def adding_s(
         if buffer.kind in (BufferKind.WEIGHT_GRADIENT, BufferKind.GRADIENT):
             same = (buffer.value, buffer.needed_by) if buffer.value else number
             own = makers.setdefault((buffer.device, buffer.size_bytes, same), [])
-            own += [tasks.ids[key] for key in buffer.made_by]
+            made = [tasks.ids[key] for key in buffer.made_by]
+            own += [each for each in made if tasks.tasks[each].kind is TaskKind.BACKWARD]
     for (device, size_bytes, _), numbers in makers.items():
         if measured.size_bytes:
             seconds = measured.of(size_bytes)
