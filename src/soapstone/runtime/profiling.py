@@ -28,7 +28,8 @@ def measured_at_once(
     show: Callable[[int, str], None],
 ) -> int:
     """Measure the same things on all ranks; how many were done when time was up, by rank 0's clock. With time
-    to spare all are measured again: a moment at which the computer was busy is then one of several."""
+    to spare all are measured again, every second time in the opposite order: a moment at which the computer
+    was busy is then one of several, and not always the same one's."""
     start = monotonic()
     for done, candidate in enumerate(todo):
         if done % IN_STEP == 0 and _is_over(monotonic() - start > budget_s, wire):
@@ -39,9 +40,7 @@ def measured_at_once(
     for again in range(1, ROUNDS):
         if _is_over(monotonic() - start + once_s > budget_s, wire):
             break
-        for number, candidate in enumerate(
-            reversed(todo) if again % 2 else todo
-        ):  # no moment is always one's
+        for number, candidate in enumerate(todo[::-1] if again % 2 else todo):
             if number % IN_STEP == 0:
                 wire.meet("measuring")
             profiler.measure(candidate)

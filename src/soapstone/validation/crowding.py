@@ -65,8 +65,8 @@ class Crowding:
     thread launches before it has to wait until its GPU has done the first of that, if it ever has to.
     `in_step` is what passes take longer in a step, or on GPUs launching them, with 1, 2, ... ranks at work,
     if that was measured, by the profiler's clock, and `stretch` how many seconds pass while that counts one:
-    more where ranks wait for cores. `adding` is what it takes to add gradients up, and `unsteady`
-    how fast ranks are when strategies run, if that was measured."""
+    more where ranks wait for cores. `adding` is what it takes to add gradients up, and `unsteady` how
+    fast ranks are when strategies run, if that was measured."""
 
     usual: tuple[float, ...] = (1.0,)
     operators: Mapping[str, tuple[float, ...]] = field(default_factory=dict)

@@ -17,17 +17,13 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
 from soapstone.cost.undisturbed import undisturbed
 from soapstone.ops.box import Interval
 from soapstone.runtime.ports import Arrival, Departure, Outlet
 from soapstone.runtime.wire import Wire
-
-Floats = NDArray[np.float64]
 
 ROWS = 128
 """[choice] Rows of the matrices whose product is computed in between: a fraction of a millisecond, in which
