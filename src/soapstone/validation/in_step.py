@@ -13,8 +13,8 @@ Backward passes follow each other within one call of autograd, of which only the
 again each has a call of its own; so where they take less than that, it is as much less for each of them, as
 far as a call can be, and where they take more, or still less, it is by the same part. Gradients that a rank
 adds up are in none of its caches then, unlike over and over again; by how many times that takes longer is
-told by two strategies, of which one adds up more ([measured] two x86 cores, the pipeline of an MLP: 2.3 times;
-its backward passes had been predicted 20 % too fast).
+told by two strategies, of which one adds up more ([measured] two x86 cores, the pipeline of an MLP: 2.3
+times; its backward passes had been predicted 20 % too fast).
 
 On GPUs the kernels of a step follow each other as measured ones do. There all of this is of the thread that
 launches them: what it takes longer than launching operators one after the other (`cost.among`).
