@@ -47,6 +47,10 @@ def test_strategies_are_run_and_compared(tmp_path: Path) -> None:
     assert told["measured"]["failed"] == {}
     # Of one rank, and of two, where each has a core.
     assert len(told["measured"]["crowding"]["in_step"]) == (2 if usable_cores() > 1 else 0)
+    rounds = told["measured"]["crowding"]["unsteady"]["rounds"]
+    assert all(each["one"] > 0 and len(each["each"]) == 2 for each in rounds)
+    assert bool(rounds) == bool(told["measured"]["crowding"]["in_step"])
+    assert told["steps"] in range(2, 9)
     assert set(told["measured"]["longer_in_steps"]) == {"message_s", "piece_s", "call_s"}
     fastest = min(told["strategies"], key=lambda each: each["actual_s"])["strategy"]
     best = min(told["strategies"], key=lambda each: each["predicted_s"])["strategy"]

@@ -147,11 +147,12 @@ class Parts:
             return self
         number = {device.name: i for i, device in enumerate(machine.devices)}
         place = np.array([number.get(task.resource, -1) for task in self.tasks.tasks])
-        times, steady_s = slowness(found.rounds, place, busy), self.durations(Calibration())
-        if self.launches_ahead:  # threads differ, not kernels
+        steady_s = self.durations(Calibration())
+        if self.launches_ahead:  # threads differ, not kernels, and all of them are at work
+            times = slowness(found.rounds, place, np.full(len(place), len(machine.devices)))
             ways_s = steady_s * np.hstack([np.ones_like(times), times[:, self._computing]])
         else:
-            ways_s = steady_s * times
+            ways_s = steady_s * slowness(found.rounds, place, busy)
         said_s = np.quantile([native.simulate(each_s, *self.flat)[2] for each_s in ways_s], found.faster)
         return replace(self, unsteady=float(said_s) / native.simulate(steady_s, *self.flat)[2])
 
