@@ -38,7 +38,8 @@ def peaks(rank: int, size: int, model: str, batch: int, strategy: str) -> tuple[
     profiler = Profiler(device_at_hand("cpu", "cpu", 1, size))
     for candidate in candidates_of(chosen.layouts.values()):
         profiler.measure_hidden(candidate)
-    (predicted,), reasons = rehearsed_peaks([plan], captured.constants, Inside(profiler.hidden_bytes), wire)
+    inside = Inside(profiler.hidden_bytes, profiler.apart_bytes)
+    (predicted,), reasons = rehearsed_peaks([plan], captured.constants, inside, wire)
     assert not reasons
     module = model_of(source, captured.graph, captured.constants, wire.device)
     (seen,) = ran([plan], module, wire, 2, lambda _: None)

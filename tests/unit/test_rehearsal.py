@@ -23,6 +23,7 @@ from soapstone.runtime.noderun import NodeRun
 from soapstone.runtime.rehearsal import rehearsed
 from soapstone.runtime.wire import Wire
 from soapstone.search.baselines import baseline
+from soapstone.strategy.placement import placed
 from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
 from soapstone.validation import rehearsing
@@ -152,13 +153,31 @@ def test_what_operators_take_inside_counts_while_they_run(captured: Captured, is
     usual = [rehearsed(plan, rank, captured.constants) for rank in range(2)]
     node = next(node.name for node in captured.graph.nodes if node.op_name == "conv2d")
 
-    def hidden(run: NodeRun) -> tuple[int, int]:
+    def hidden(run: NodeRun, is_apart: bool) -> tuple[int, int]:
+        del is_apart  # both count
         much = 10**9 if run.node.name == node else 0
         return (0, much) if is_backward else (much, 0)
 
     more = [rehearsed(plan, rank, captured.constants, hidden=hidden) for rank in range(2)]
     assert 10**9 < more[0] <= 10**9 + usual[0]
     assert more[1] == usual[1]
+
+
+def test_what_operators_take_for_a_part_of_a_larger_tensor_counts_where_they_read_one(
+    captured: Captured,
+) -> None:
+    """Images cut along their width are read as parts; samples are not."""
+
+    def hidden(run: NodeRun, is_apart: bool) -> tuple[int, int]:
+        return (10**9 if is_apart and run.node.op_name == "conv2d" else 1), 0
+
+    whole = baseline("single_device", captured.graph, MACHINE, COSTS, 0)
+    first = next(block.name for block in whole.blocks if any(n.op_name == "conv2d" for n in block.nodes))
+    for dim, is_part in (("w", True), ("b", False)):
+        plan = plan_of(
+            Strategy(captured.graph, {**whole.placements, first: placed({dim: 2}, (0, 1))}, whole.apart)
+        )
+        assert (rehearsed(plan, 0, captured.constants, hidden=hidden) > 10**9) == is_part
 
 
 def test_messages_take_memory_where_it_is_theirs() -> None:

@@ -160,6 +160,7 @@ class Profiler:
         self.failures = 0
         self.updates: dict[int, list[float]] = {}
         self.hidden_bytes: dict[Work, int] = {}
+        self.apart_bytes: dict[Work, int] = {}
 
     def measure(self, candidate: Candidate) -> bool:
         """Measure a candidate; False (and the reason in `failed`) if it cannot be run."""
@@ -207,12 +208,15 @@ class Profiler:
         return median(found) if found else 1.0, ahead_s(runs) if runs else None
 
     def measure_hidden(self, candidate: Candidate) -> None:
-        """Measure what a candidate's passes take of memory beside tensors."""
+        """Measure what a candidate's passes take of memory beside tensors; if it is any, also what they take
+        where what they read first is a part of a larger tensor, which may be copied."""
         with contextlib.suppress(*_FAILURES):
-            passes = (candidate.forward, candidate.backward)
-            for work, size_bytes in zip(passes, _Runs(candidate, self.device).hidden_bytes(), strict=True):
+            passes, runs = (candidate.forward, candidate.backward), _Runs(candidate, self.device)
+            taken = runs.hidden_bytes()
+            apart = runs.hidden_bytes(is_apart=True) if any(taken) else taken
+            for work, *both in zip(passes, taken, apart, strict=True):
                 if work is not None:
-                    self.hidden_bytes[work] = size_bytes
+                    self.hidden_bytes[work], self.apart_bytes[work] = both
 
     def measure_updates(self, sizes: Iterable[int] | None = None) -> None:
         """Measure updates of weights of some sizes (SGD with momentum, one weight among several)."""
@@ -269,6 +273,12 @@ class Profiler:
                 f"the GPU stopped working at operator '{op_name}' ({self.failed[op_name]}); what was measured"
                 " before is in the cache"
             ) from None
+
+
+def _part(tensor: Any) -> Any:
+    """The same as a part of a larger tensor."""
+    larger = tensor.new_zeros((*tensor.shape[:-1], tensor.shape[-1] + 1)) if tensor.ndim else tensor
+    return larger.narrow(-1, 0, tensor.shape[-1]).copy_(tensor) if tensor.ndim else tensor
 
 
 @dataclass(frozen=True)
@@ -450,18 +460,21 @@ class _Runs:
             self._batch(runs)
         return self._asked_s if runs else (0.0, 0.0)
 
-    def hidden_bytes(self) -> tuple[int, int]:
+    def hidden_bytes(self, *, is_apart: bool = False) -> tuple[int, int]:
         """What a forward and a backward run take at most, beyond what the same tensors without elements do:
-        memory that an operator takes inside, which no tensor shows."""
+        memory that an operator takes inside, which no tensor shows. If it `is_apart`, its first operand is a
+        part of a larger tensor."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         from soapstone.cost.count import Count
 
         is_cuda, is_tensor = self.device.is_cuda, self.torch.is_tensor
+        first, *others = self.operands
+        operands = [_part(first) if is_apart and is_tensor(first) else first, *others]
         for _ in range(2):  # the first run may make what later ones find
-            seen = self._highest_bytes(self.operands, Watch(is_cuda=is_cuda), Watch(is_cuda=is_cuda))
+            seen = self._highest_bytes(operands, Watch(is_cuda=is_cuda), Watch(is_cuda=is_cuda))
         with FakeTensorMode() as mode:
-            shapes = [mode.from_tensor(each) if is_tensor(each) else each for each in self.operands]
+            shapes = [mode.from_tensor(each) if is_tensor(each) else each for each in operands]
             shown = self._highest_bytes(shapes, Count(is_cuda=is_cuda), Count(is_cuda=is_cuda))
         return max(0, seen[0] - shown[0]), max(0, seen[1] - shown[1])
 

@@ -27,12 +27,14 @@ from soapstone.runtime.run import Run, State, started
 from soapstone.runtime.wire import Pending
 from soapstone.sim.memory import STATES_PER_WEIGHT
 
-Hidden = Callable[[NodeRun], tuple[int, int]]
-"""What the forward and the backward pass of a node's shard take beside tensors while they run."""
+Hidden = Callable[[NodeRun, bool], tuple[int, int]]
+"""What the forward and the backward pass of a node's shard take beside tensors while they run; and what they
+do where the first of these is a part of a larger one."""
 
 
-def nothing_hidden(_: NodeRun) -> tuple[int, int]:
+def nothing_hidden(_: NodeRun, is_apart: bool) -> tuple[int, int]:
     """No operator takes more than its tensors."""
+    del is_apart
     return 0, 0
 
 
@@ -79,19 +81,25 @@ def _empty(value: Value, place: torch.device) -> Tensor:
 def _tell(run: Run, count: Count, hidden: Hidden) -> None:
     """Let the passes of nodes take what operators take inside."""
     runs = run.executor.program.links.node_runs.values()
-    taken = [(each, hidden(each)) for each in runs]
-    if any(any(both) for _, both in taken):
-        for each, (forward, backward) in taken:
-            each.compute = _counted(each, count, forward, backward)  # type: ignore[method-assign]
+    taken = [(each, hidden(each, False), hidden(each, True)) for each in runs]
+    if any(any(both) for _, both, _ in taken):
+        for each, whole, apart in taken:
+            each.compute = _counted(each, count, whole, apart)  # type: ignore[method-assign]
 
 
-def _counted(run: NodeRun, count: Count, forward: int, backward: int) -> Callable[..., tuple[Any, ...]]:
+def _counted(
+    run: NodeRun, count: Count, whole: tuple[int, int], apart: tuple[int, int]
+) -> Callable[..., tuple[Any, ...]]:
     compute = run.compute
 
-    def begin_backward(_: Tensor) -> None:
-        count.beside(backward)  # until that of the next node begins
-
     def counted(operands: Sequence[Any], stats: Tensor | None = None) -> tuple[Any, ...]:
+        first = operands[0] if operands else None
+        is_apart = isinstance(first, Tensor) and not first.is_contiguous()
+        forward, backward = apart if is_apart else whole
+
+        def begin_backward(_: Tensor) -> None:
+            count.beside(backward)  # until that of the next node begins
+
         count.beside(forward)
         made = compute(operands, stats)
         count.beside(0)

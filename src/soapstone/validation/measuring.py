@@ -221,7 +221,7 @@ class Measuring:
         for candidate in self._measured:
             if monotonic() < until_s:
                 self._profiler.measure_hidden(candidate)
-        return Inside(self._profiler.hidden_bytes)
+        return Inside(self._profiler.hidden_bytes, self._profiler.apart_bytes)
 
     def told(self, crowding: Crowding) -> dict[str, Any]:
         """What to tell of it."""

@@ -37,13 +37,17 @@ FAILURES = (
 
 @dataclass(frozen=True)
 class Inside:
-    """What passes of operators take of memory beside tensors while they run, as far as it was measured."""
+    """What passes of operators take of memory beside tensors while they run, as far as it was measured; and
+    what they do where the first of these is a part of a larger one (`apart_bytes`)."""
 
     size_bytes: Mapping[Work, int] = field(default_factory=dict)
+    apart_bytes: Mapping[Work, int] = field(default_factory=dict)
 
-    def of(self, work: Work) -> int:
+    def of(self, work: Work, *, is_apart: bool = False) -> int:
         """What a pass takes: as measured, or else what the operator's shape of the nearest size does, in
         proportion to it."""
+        if is_apart and work in self.apart_bytes:
+            return self.apart_bytes[work]
         if work in self.size_bytes:
             return self.size_bytes[work]
         alike = self._alike.get(key_of(work), ())
@@ -62,10 +66,10 @@ class Inside:
     def hidden(self, graph: Graph) -> Hidden:
         """The same for the nodes of a graph."""
 
-        def of_both(run: NodeRun) -> tuple[int, int]:
+        def of_both(run: NodeRun, is_apart: bool) -> tuple[int, int]:
             node, box = run.node, run.shard.box
             works = [work_of(graph, node, box, backward=backward) for backward in (False, True)]
-            forward, backward = (0 if work is None else self.of(work) for work in works)
+            forward, backward = (0 if work is None else self.of(work, is_apart=is_apart) for work in works)
             return forward, backward
 
         return of_both
