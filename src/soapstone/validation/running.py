@@ -135,13 +135,18 @@ def _in_turn(
 ) -> dict[int, Ran]:
     """Run trainers that fit in memory together, which they leave when this is over."""
     found = {i: Ran() for i in trainers}
+    taken_s: dict[int, list[float]] = {i: [] for i in trainers}
 
     def turn(count: int) -> None:
         for number, (i, trainer) in enumerate(trainers.items()):
             if pace is not None and number % BETWEEN_PACES == 0:
                 pace.take()
-            own_s = [_timed_step(trainer, model, wire) for _ in range(count)]
-            found[i].steps_s += _slowest(own_s, wire)
+            taken_s[i] += [_timed_step(trainer, model, wire) for _ in range(count)]
+
+    def is_doubtful() -> bool:  # not within turns: gloo's threads would take cores from who computes next
+        for i, own in found.items():
+            own.steps_s = _slowest(taken_s[i], wire)
+        return _is_doubtful(found.values(), steps)
 
     with settled_objects():
         for trainer in trainers.values():
@@ -150,7 +155,7 @@ def _in_turn(
         for done in range(0, steps, IN_TURN):
             turn(min(IN_TURN, steps - done))
         more_s = 0.0
-        while more_s < LONGEST_MORE_S and _is_doubtful(found.values(), steps):
+        while is_doubtful() and more_s < LONGEST_MORE_S:
             start_s = perf_counter()
             turn(IN_TURN)
             more_s += _slowest([perf_counter() - start_s], wire)[0]
