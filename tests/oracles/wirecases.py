@@ -189,12 +189,12 @@ class _Step:
                 back_s += 0.9 * own_s + 2 * PART_S * count_of_parts(passes)
                 last = number
         asked_s = {task: SUM_S for task, _, _ in self.sums}
-        return Taken({**tasks_s, last: back_s}, asked_s, times * PASS_S, 0.0)
+        between_s = BETWEEN_S * len(self._passes)
+        return Taken({**tasks_s, last: back_s}, asked_s, times * PASS_S, 0.0, between_s)
 
     def run(self, clock: Callable[[], float]) -> float:
         taken = self.timed(clock)
-        done_s = sum(taken.tasks_s.values()) + sum(taken.asked_s.values()) + taken.update_s
-        return done_s + BETWEEN_S * len(self._passes)
+        return taken.done_s + taken.between_s
 
 
 def in_step_seen(rank: int, size: int, folder: str, is_finer_too: bool) -> tuple[InStep, ...]:
@@ -302,6 +302,8 @@ def beyond_seen(rank: int, size: int) -> Beyond:
 
 class _Taking:
     """A step that takes as long as it is told to."""
+
+    is_launched = False
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -10,7 +10,8 @@ that of operators one after the other and of all that the runtime does around th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ from soapstone.tasks.task import TaskGraph, TaskKind
 
 Clock = Callable[[], float]
 
+NOTED = 500
+"""[choice] Tasks that are noted to see what noting one takes."""
+
 STILL_AFTER = 32
 """[choice] So many tasks are launched before their GPU is waited for: few enough that a thread does not have
 to wait for it within a task, and many, since it launches more slowly for a GPU that has nothing to do
@@ -41,12 +45,19 @@ was waited for)."""
 @dataclass(frozen=True)
 class Taken:
     """Seconds of the compute tasks of a step, by their numbers (the first of a region has all of it when it
-    is taken back), of asking for each message and sum, of the update, and of all of it."""
+    is taken back), of asking for each message and sum, of the update, of all of it, and of what lies between
+    all these, without what watching takes."""
 
     tasks_s: Mapping[int, float]
     asked_s: Mapping[int, float]
     update_s: float
     whole_s: float
+    between_s: float = 0.0
+
+    @property
+    def done_s(self) -> float:
+        """Seconds of all but what lies between."""
+        return sum(self.tasks_s.values()) + sum(self.asked_s.values()) + self.update_s
 
 
 class StepAlone:
@@ -125,7 +136,9 @@ class StepAlone:
         updates = {n for n, task in enumerate(self.tasks.tasks) if task.kind is TaskKind.UPDATE}
         update_s = max((seconds for n, seconds in watch.tasks_s.items() if n in updates), default=0.0)
         tasks_s = {n: seconds for n, seconds in watch.tasks_s.items() if n not in updates}
-        return Taken(tasks_s, watch.asked_s, update_s, whole_s)
+        taken = Taken(tasks_s, watch.asked_s, update_s, whole_s)
+        watching_s = watch.count / 2 * watching_s_of(clock)
+        return replace(taken, between_s=max(0.0, whole_s - taken.done_s - watching_s))
 
     @property
     def is_launched(self) -> bool:
@@ -148,7 +161,7 @@ class Stopwatch(Recorder):
         self.asked_s: dict[int, float] = {}
         self._clock, self._be_still = clock, be_still
         self._still_s = 0.0
-        self._count = 0
+        self.count = 0
 
     def now(self) -> Moment:
         """The thread's time."""
@@ -156,11 +169,11 @@ class Stopwatch(Recorder):
 
     def computing(self) -> Moment:
         """The same without what messages and waiting took."""
-        if self._count % (2 * STILL_AFTER) == 0:  # before and after each task
+        if self.count % (2 * STILL_AFTER) == 0:  # before and after each task
             start_s = self._clock()
             self._be_still()
             self._still_s += self._clock() - start_s
-        self._count += 1
+        self.count += 1
         return Moment(self._clock() - self._still_s)
 
     def asked(self, task: int, start: Moment) -> None:
@@ -176,6 +189,17 @@ class Stopwatch(Recorder):
     def note(self, task: int, start: Moment, end: Moment, waited_s: float = 0.0) -> None:
         """Note a task."""
         self.tasks_s[task] = self.tasks_s.get(task, 0.0) + end.now_s - start.now_s
+
+
+@cache
+def watching_s_of(clock: Clock) -> float:
+    """What noting a task takes that is not in the task's time."""
+    watch = Stopwatch(clock)
+    start_s = clock()
+    for _ in range(NOTED):
+        start = watch.computing()
+        watch.note(0, start, watch.computing())
+    return max(0.0, clock() - start_s - watch.tasks_s[0]) / NOTED
 
 
 class AloneWire(NobodysWire):

@@ -45,11 +45,11 @@ Floats = NDArray[np.float64]
 
 NO_ROWS: Floats = np.zeros((0, 3))
 
-ROUNDS, FEWEST_ROUNDS, WARM_UP = 8, 3, 2
+ROUNDS, FEWEST_ROUNDS, WARM_UP = 24, 3, 2
 """[choice] How often each step is done, no more and no less, and how often before that."""
 
 LONGEST_S = 6.0
-"""[choice] There are fewer rounds where they would take longer."""
+"""[choice] There are fewer rounds of a step where they would take longer."""
 
 FEWEST = 8
 """[choice] With fewer tasks than this nothing is told apart."""
@@ -73,6 +73,11 @@ DOUBT = 2.0
 """[choice] That times as such are as measured is believed as if so many times all tasks had said so: what
 they take longer is the runtime's before it is theirs."""
 
+LIKELY_S = 5e-5
+"""[choice] By so much a task or a view may well take longer for its own sake; more is believed as far as it
+is told more clearly than that is unlikely ([measured] AlexNet, which has one view, on two x86 cores that do
+other work: 0.44 to 0.75 ms for it, by what one task of a few took longer)."""
+
 
 @dataclass(frozen=True)
 class Longer:
@@ -95,9 +100,9 @@ class InStep:
     """The same of forward and of backward passes; by what part of its time an update takes longer, and what
     launching it takes for each weight; what it takes to put the gradient of a weight into a bucket, and each
     byte of it; what the runtime does between tasks, for each of them; how much longer all of it takes in real
-    time than by a thread's own clock, because the computer does other work now and then, which no short
-    measurement shows; the real time of the whole step that was seen; and how many times as long it takes to
-    add gradients up, none of which is in a cache then."""
+    time than its parts by a thread's own clock, because the computer does other work now and then, which no
+    short measurement shows; the real time of the whole step that was seen; and how many times as long it
+    takes to add gradients up, none of which is in a cache then."""
 
     forward: Longer = field(default_factory=Longer)
     backward: Longer = field(default_factory=Longer)
@@ -172,8 +177,8 @@ def measured_in_step(
     if wire.size == 1 or alone is None:
         return ()
     plain = None if undivided is None else _undivided(wire, undivided, clock, repeated[0])
-    longest_s = max(map(float, wire.told_by_all(str(alone.step.run(clock)), "steps alone")))
-    rounds = max(FEWEST_ROUNDS, min(ROUNDS, int(LONGEST_S / (4 * longest_s))))
+    rounds = _rounds(wire, alone, clock)
+    rounds_beside = 0 if finer is None else min(rounds, _rounds(wire, finer, clock))
     seen: dict[int, list[_Seen]] = {1: [], wire.size: []}
     beside: dict[int, list[Taken]] = {busy: [] for busy in seen}
     for number in range(WARM_UP + rounds):
@@ -181,7 +186,7 @@ def measured_in_step(
             wire.meet("steps alone")
             if wire.rank < busy:
                 own.append(_seen(alone.step, clock))
-            if finer is not None and number < WARM_UP + FEWEST_ROUNDS:
+            if finer is not None and number < WARM_UP + rounds_beside:
                 wire.meet("steps alone")
                 if wire.rank < busy:
                     beside[busy].append(finer.step.timed(clock))
@@ -196,6 +201,12 @@ def measured_in_step(
 
     one, everyone = (_mean(wire, found(busy)) for busy in seen)
     return tuple(_between(one, everyone, (busy - 1) / (wire.size - 1)) for busy in range(1, wire.size + 1))
+
+
+def _rounds(wire: Wire, alone: Alone, clock: Clock) -> int:
+    """How often a step is done, the same on every rank."""
+    longest_s = max(map(float, wire.told_by_all(str(alone.step.run(clock)), "steps alone")))
+    return max(FEWEST_ROUNDS, min(ROUNDS, int(LONGEST_S / (4 * longest_s))))
 
 
 def _undivided(wire: Wire, alone: Alone, clock: Clock, repeated: Repeated) -> InStep:
@@ -273,7 +284,8 @@ def _found(
     update_s = sum(map(repeated.update_s, updated))
     passes_of = passes_in(tasks, alone.strategy)
     own_tasks = sum(tasks.tasks[number].resource == place for number in passes_of)
-    done_s = sum(taken.tasks_s.values()) + sum(taken.asked_s.values()) + taken.update_s
+    whole_s = undisturbed(each.whole_s for each in seen)
+    between_s = max(0.0, whole_s - taken.done_s) if alone.step.is_launched else taken.between_s
     if plain is None or not parts:
         forward_s = longer(own.told, np.array(seen_s), others.told, np.array(others.seen_s))
         backward_s = less_or_longer(backward, back_s)
@@ -293,10 +305,12 @@ def _found(
         taken.update_s / update_s - 1.0 if update_s else 0.0,
         0.0 if update_s or not updated else taken.update_s / len(updated),
         *_collecting(alone.step, taken),
-        max(0.0, undisturbed(each.whole_s for each in seen) - done_s) / own_tasks,
+        between_s / own_tasks,
         1.0
         if alone.step.is_launched
-        else max(1.0, median(each.real_s / max(each.whole_s, 1e-9) for each in seen) / repeated.stretch),
+        else max(1.0, median(each.real_s / max(each.whole_s, 1e-9) for each in seen) / repeated.stretch)
+        * whole_s
+        / (taken.done_s + between_s),
         undisturbed(each.real_s for each in seen),
         adding,
     )
@@ -314,9 +328,11 @@ def longer(
     own_s = every[:, 2]
     units = np.maximum(np.mean(every, axis=0), 1e-30)
     weight = 1.0 / np.sqrt(np.maximum(own_s, LEAST_S))
-    doubt = [0.0, 0.0, sqrt(DOUBT * own_s.sum()) / units[2]]
-    columns = np.vstack([every / units * weight[:, None], doubt])
-    wanted = np.append((every_s - own_s) * weight, 0.0)
+    told, wanted = every / units * weight[:, None], (every_s - own_s) * weight
+    left = wanted - told @ without_gain(told, wanted, 2)
+    noise = sqrt(left @ left / max(1, len(told) - 3))
+    doubts = np.diag([noise / LIKELY_S, noise / LIKELY_S, sqrt(DOUBT * own_s.sum())] / units)
+    columns, wanted = np.vstack([told, doubts]), np.append(wanted, np.zeros(3))
     task_s, view_s, share = (factors := without_gain(columns, wanted, 2) / units)
     rest_s = seen_s - rows[:, 2] - rows @ factors
     share += rest_s.sum() / max(rows[:, 2].sum(), 1e-9)  # what doubt has kept back
@@ -425,6 +441,7 @@ def usual(seen: Sequence[Taken]) -> Taken:
         of([each.asked_s for each in seen]),
         undisturbed(each.update_s for each in seen),
         undisturbed(each.whole_s for each in seen),
+        undisturbed(each.between_s for each in seen),
     )
 
 
