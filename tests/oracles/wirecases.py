@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from time import perf_counter, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ import torch.distributed as dist
 
 from oracles.gpucases import sums_of_slices
 from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.candidates import Candidate
+from soapstone.cost.profile import Measured, OpKey, Profile
 from soapstone.cost.profiler import Again, device_at_hand
 from soapstone.errors import TrainingError
 from soapstone.frontends.source import load
@@ -23,6 +26,7 @@ from soapstone.machine import preset
 from soapstone.plans import planned, predicted
 from soapstone.runtime.alone import StepAlone, Taken
 from soapstone.runtime.mailbox import local_mailbox
+from soapstone.runtime.profiling import measured_at_once, profile_of_all
 from soapstone.runtime.recording import Recorder, gathered_spans
 from soapstone.runtime.staging import Queued
 from soapstone.runtime.wire import Wire
@@ -81,6 +85,35 @@ def traffic_seen(rank: int, size: int) -> Traffic:
 def adding_seen(rank: int, size: int) -> Adding:
     """What ranks measure of adding gradients up."""
     return measured_adding(Wire(rank, size), perf_counter)
+
+
+class _Measures:
+    """What is measured with a profiler that has made-up times, told better each time."""
+
+    def __init__(self, seconds: float, doubts: Sequence[float]) -> None:
+        measured = Measured(((4, 8),), ((4, 2),), seconds, 0.1, 128.0, 224)
+        self.profile = Profile("cpu", {}, {OpKey("linear", "{}", "f32", 0): (measured,)})
+        self.calls = 0
+        self._doubts = doubts
+
+    @property
+    def doubt(self) -> float:
+        return self._doubts[min(self.calls, len(self._doubts)) - 1]
+
+    def measure(self, candidate: Candidate) -> bool:
+        del candidate
+        self.calls += 1
+        return True
+
+
+def measuring_seen(rank: int, size: int, doubts: Sequence[float]) -> tuple[int, list[float]]:
+    """How often ranks measure an operator that is told so badly each time, and the times they are told; the
+    second rank takes twice as long, and knows nothing of doubt."""
+    wire, own = Wire(rank, size), _Measures(0.001 * (rank + 1), doubts if rank == 0 else [1.0])
+    work = SimpleNamespace(node=SimpleNamespace(op_name="linear"))
+    measured_at_once(own, [work], wire, 60.0, lambda _done, _what: None)  # type: ignore[arg-type, list-item]
+    times = profile_of_all(own.profile, wire).times
+    return own.calls, [each.seconds for found in times.values() for each in found]
 
 
 def crowding_seen(rank: int, size: int, folder: str) -> Crowding:

@@ -16,6 +16,7 @@ from soapstone.cost.profile import (
     Profile,
     Updated,
     document_of,
+    mean_of,
     op_key,
     profile_from,
     read_profile,
@@ -75,6 +76,27 @@ def test_merging_takes_the_newer_time() -> None:
     merged = PROFILE.merged(Profile("cpu", {"torch": "2.13"}, {KEY: (newer,)}))
     assert merged.times[KEY] == (newer,)
     assert merged.updates == PROFILE.updates
+
+
+def test_the_mean_of_ranks_has_all_that_any_has_measured() -> None:
+    """A shape that one of them had no time for is its only rank's; launching counts where it was seen."""
+    slow = replace(TIME, seconds=2.5e-5, spread=0.04, launched=Launched(3e-5, 4e-5))
+    alone = replace(TIME, outputs=((9, 9),))
+    first = replace(ON_A_GPU, updates=(Updated(256, 1e-5, 0.1), Updated(512, 2e-5, 0.1)))
+    other = Profile("h200", {}, {KEY: (slow, alone)}, (Updated(256, 3e-5, 0.3),))
+    mean = mean_of([first, other])
+    both, only = mean.times[KEY]
+    assert (both.shape, both.seconds, both.spread) == (TIME.shape, pytest.approx(2e-5), pytest.approx(0.03))
+    assert both.launched == Launched(pytest.approx(2e-5), pytest.approx(3e-5))
+    assert only == alone
+    assert [(u.size_bytes, u.seconds, u.spread) for u in mean.updates] == [
+        (256, pytest.approx(2e-5), pytest.approx(0.2)),
+        (512, 2e-5, 0.1),
+    ]
+
+
+def test_the_mean_of_one_rank_is_its_own() -> None:
+    assert mean_of([ON_A_GPU]) == ON_A_GPU
 
 
 def test_a_part_keeps_all_of_an_operator() -> None:

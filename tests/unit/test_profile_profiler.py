@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from oracles.ranks import Ranks
+from oracles.wirecases import measuring_seen
 
 from soapstone.cost.candidates import candidates, candidates_of, spread_out, weighty_first
 from soapstone.cost.profile import flat_shape, key_of
@@ -67,6 +69,35 @@ def test_updates_are_measured() -> None:
     profiler.measure_updates([256, 4096])
     assert [u.size_bytes for u in profiler.profile.updates] == [256, 4096]
     assert all(u.seconds > 0 for u in profiler.profile.updates)
+
+
+def test_times_are_in_doubt_as_far_as_batches_differ_and_are_few() -> None:
+    profiler = Profiler(device_at_hand("cpu"))
+    assert profiler.doubt == 0.0
+    key = key_of(candidates(tiny("lenet"), [1])[0].works[0])
+
+    def doubt(batches: list[float]) -> float:
+        profiler.batches[key] = dict.fromkeys(("one", "other"), (None, batches))
+        return profiler.doubt
+
+    assert doubt([2.0] * 4) == 0.0
+    assert doubt([1.0, 2.0, 3.0] * 4) == pytest.approx(2 * doubt([1.0, 2.0, 3.0] * 16), rel=0.2)
+    assert doubt([1.9, 2.0, 2.1]) == pytest.approx(doubt([19.0, 20.0, 21.0]))
+    assert doubt([1.0]) > doubt([1.0, 1.5, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("doubts", "times"),
+    [([0.0], 3), ([0.5, 0.1, 0.05, 0.03, 0.02, 0.01], 5), ([0.5], 8)],
+    ids=["steady", "unsteady", "never steady"],
+)
+def test_ranks_measure_until_times_are_told_and_all_get_the_mean(doubts: list[float], times: int) -> None:
+    ranks = Ranks(2)
+    (calls, seconds), other = ranks.run(measuring_seen, 2, doubts)
+    ranks.close()
+    assert other == (calls, seconds)
+    assert calls == times
+    assert seconds == [pytest.approx(0.0015)]
 
 
 def test_any_beginning_has_the_ends_of_every_operator() -> None:

@@ -19,9 +19,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -122,6 +123,41 @@ class Profile:
             {key: tuple(found.values()) for key, found in times.items()},
             tuple(updates.values()),
         )
+
+
+def mean_of(profiles: Sequence[Profile]) -> Profile:
+    """The times in the middle of what several ranks of one kind have measured, each as far as it came."""
+    times: dict[OpKey, dict[tuple[int, ...], list[Measured]]] = {}
+    updates: dict[int, list[Updated]] = {}
+    for profile in profiles:
+        for key, found in profile.times.items():
+            for measured in found:
+                times.setdefault(key, {}).setdefault(measured.shape, []).append(measured)
+        for updated in profile.updates:
+            updates.setdefault(updated.size_bytes, []).append(updated)
+    return Profile(
+        profiles[0].kind,
+        profiles[0].software,
+        {key: tuple(map(_mean, shapes.values())) for key, shapes in times.items()},
+        tuple(
+            Updated(size, fmean(each.seconds for each in own), fmean(each.spread for each in own))
+            for size, own in updates.items()
+        ),
+    )
+
+
+def _mean(found: Sequence[Measured]) -> Measured:
+    launched = [each.launched for each in found if each.launched is not None]
+    return replace(
+        found[0],
+        seconds=fmean(each.seconds for each in found),
+        spread=fmean(each.spread for each in found),
+        launched=Launched(
+            fmean(each.kernels_s for each in launched), fmean(each.launching_s for each in launched)
+        )
+        if launched
+        else None,
+    )
 
 
 def _ordered(times: Iterable[Measured]) -> tuple[Measured, ...]:

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from math import sqrt
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter, thread_time
@@ -253,6 +254,12 @@ class Profiler:
         updates = tuple(Updated(size, *self._told(found)) for size, found in self.updates.items() if found)
         return Profile(self.device.kind, self.device.software, times, updates)
 
+    @property
+    def doubt(self) -> float:
+        """How well half of the times are told, as a part of them: about a standard error of the middle."""
+        told = [batches for shapes in self.batches.values() for _, batches in shapes.values()]
+        return median(map(_doubt, told)) if told else 0.0
+
     def _told(self, batches: Sequence[float]) -> tuple[float, float]:
         """The statistic and relative spread, with as many digits as mean something."""
         seconds = self.statistic(batches)
@@ -282,6 +289,14 @@ class Profiler:
                 f"the GPU stopped working at operator '{op_name}' ({self.failed[op_name]}); what was measured"
                 " before is in the cache"
             ) from None
+
+
+def _doubt(batches: Sequence[float]) -> float:
+    """The same of one operator; everything, if there is one batch."""
+    if len(batches) < 2:
+        return 1.0
+    low, middle, high = quantiles(batches, n=4)
+    return (high - low) / max(middle, 1e-12) / sqrt(len(batches))
 
 
 def _part(tensor: Any) -> Any:

@@ -9,15 +9,17 @@ from time import monotonic
 import torch
 
 from soapstone.cost.candidates import Candidate
-from soapstone.cost.profile import Profile, document_of, profile_from
+from soapstone.cost.profile import Profile, document_of, mean_of, profile_from
 from soapstone.cost.profiler import Profiler
 from soapstone.runtime.wire import Wire
 
 IN_STEP = 8
 """[choice] After so many measurements ranks wait for each other, so that all are busy with the same."""
 
-ROUNDS = 3
-"""[choice] How often each shape is measured, as far as time goes."""
+ROUNDS, MOST_ROUNDS = 3, 8
+STEADY = 0.02
+"""[choice] How often each shape is measured, as far as time goes; and more often, until half of the times are
+told so well (one standard error, as a part of them)."""
 
 
 def measured_at_once(
@@ -29,7 +31,7 @@ def measured_at_once(
 ) -> int:
     """Measure the same things on all ranks; how many were done when time was up, by rank 0's clock. With time
     to spare all are measured again, every second time in the opposite order: a moment at which the computer
-    was busy is then one of several, and not always the same one's."""
+    was busy is then one of several, and not always the same one's. The more they differ the more often."""
     start = monotonic()
     for done, candidate in enumerate(todo):
         if done % IN_STEP == 0 and _is_over(monotonic() - start > budget_s, wire):
@@ -37,8 +39,9 @@ def measured_at_once(
         profiler.measure(candidate)
         show(done + 1, candidate.node.op_name)
     once_s = monotonic() - start
-    for again in range(1, ROUNDS):
-        if _is_over(monotonic() - start + once_s > budget_s, wire):
+    for again in range(1, MOST_ROUNDS):
+        is_told = again >= ROUNDS and profiler.doubt <= STEADY
+        if _is_over(is_told or monotonic() - start + once_s > budget_s, wire):
             break
         for number, candidate in enumerate(todo[::-1] if again % 2 else todo):
             if number % IN_STEP == 0:
@@ -52,12 +55,9 @@ def _is_over(own: bool, wire: Wire) -> bool:
     return bool(told.item())
 
 
-def shared_profile(profile: Profile, wire: Wire) -> Profile:
-    """Rank 0's profile, on every rank."""
+def profile_of_all(profile: Profile, wire: Wire) -> Profile:
+    """The mean of what ranks have measured, on every rank: one of them may have had a slower core."""
     if wire.size == 1:
         return profile
-    own = torch.frombuffer(bytearray(json.dumps(document_of(profile)).encode()), dtype=torch.uint8)
-    is_first = wire.rank == 0
-    length = wire.shared(torch.tensor([own.numel()]) if is_first else None, (1,), torch.int64, 0, "profile")
-    text = wire.shared(own if is_first else None, (int(length),), torch.uint8, 0, "profile")
-    return profile_from(json.loads(bytes(text.cpu().numpy())), "rank 0's profile")
+    told = wire.told_by_all(json.dumps(document_of(profile)), "profiles")
+    return mean_of([profile_from(json.loads(each), f"rank {i}'s profile") for i, each in enumerate(told)])

@@ -27,7 +27,7 @@ from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.plans import Plan, planned
 from soapstone.plans import predicted as planner_says
-from soapstone.runtime.profiling import measured_at_once, shared_profile
+from soapstone.runtime.profiling import measured_at_once, profile_of_all
 from soapstone.runtime.wire import Wire
 from soapstone.search.baselines import single_device
 from soapstone.strategy.strategy import Strategy
@@ -102,7 +102,7 @@ class Measuring:
         )
         self._asked += todo
         self._measured += todo[:done]
-        self._profile = shared_profile(self._profiler.profile, self._wire)
+        self._profile = profile_of_all(self._profiler.profile, self._wire)
 
     def crowding(self, plan: Plan, finer: Plan, model: Model, call_s: float) -> Crowding:
         """What ranks take from each other; in steps, as they are under this plan and, on CPUs, under one of
