@@ -173,7 +173,7 @@ class _Step:
     them. Tasks and views take twice as long in one that is finer, and what needs something of others a
     second more."""
 
-    calls, is_launched = 1, False
+    is_launched = False
 
     def __init__(
         self,
@@ -194,6 +194,8 @@ class _Step:
         }
         sums = [n for n, task in enumerate(tasks.tasks) if task.kind is TaskKind.ALL_REDUCE]
         self.sums = [(sums[0], 4, 4096)] if sums else []
+        back = [number for number in self._passes if tasks.tasks[number].kind is TaskKind.BACKWARD]
+        self.taken_back = [back[::-1]] if back else []
 
     def _is_alone(self) -> bool:
         """Whether others are at it shows in the files that each leaves."""

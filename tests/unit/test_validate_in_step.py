@@ -33,7 +33,15 @@ from soapstone.tasks.passes import passes_in
 from soapstone.tasks.task import TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import Crowding
-from soapstone.validation.in_step import MOST_ADDING, InStep, Longer, Rows, adding_up, less_or_longer, longer
+from soapstone.validation.in_step import (
+    MOST_ADDING,
+    Call,
+    InStep,
+    Longer,
+    less_or_longer,
+    longer,
+    longer_back,
+)
 from soapstone.validation.parts import parts_of
 
 COSTS = AnalyticCosts()
@@ -49,31 +57,32 @@ def work(*, backward: bool = False) -> Work:
     return Work("relu", (), ((16,),), ((16,),), "f32", int(backward), 1.0, 64)
 
 
-ROWS = np.array([(1.0, float(n % 3), 1e-5 * (7 * n % 31 + 1)) for n in range(24)])
-"""Tasks: one, views, seconds."""
+ROWS = np.array([(1.0, float(n % 3), float(n % 5), 1e-5 * (7 * n % 31 + 1)) for n in range(24)])
+"""Tasks: one, views, passes, seconds."""
 
 
-@given(st.floats(1e-6, 1e-4), st.floats(1e-6, 1e-4))
-def test_what_was_put_in_is_found(task_s: float, view_s: float) -> None:
-    found = longer(ROWS, ROWS @ np.array([task_s, view_s, 1.0]))
+@given(st.floats(1e-6, 1e-4), st.floats(1e-6, 1e-4), st.floats(1e-6, 1e-4))
+def test_what_was_put_in_is_found(task_s: float, view_s: float, pass_s: float) -> None:
+    found = longer(ROWS, ROWS @ np.array([task_s, view_s, pass_s, 1.0]))
     assert found.task_s == pytest.approx(task_s, rel=0.02, abs=1e-7)
     assert found.view_s == pytest.approx(view_s, rel=0.02, abs=1e-7)
+    assert found.pass_s == pytest.approx(pass_s, rel=0.02, abs=1e-7)
     assert found.share == pytest.approx(0.0, abs=0.01)
 
 
 def test_no_task_is_shorter_for_its_own_sake_or_for_its_views() -> None:
-    found = longer(ROWS, 0.9 * ROWS[:, 2])
-    assert found.task_s == found.view_s == 0.0
+    found = longer(ROWS, 0.9 * ROWS[:, 3])
+    assert found.task_s == found.view_s == found.pass_s == 0.0
     assert found.share == pytest.approx(-0.1, abs=1e-3)
 
 
 @given(st.lists(st.floats(0.5, 2.5), min_size=24, max_size=24))
 def test_together_tasks_take_what_they_took(factors: list[float]) -> None:
     """Whatever each of them took."""
-    seen_s = np.array(factors) * ROWS[:, 2]
+    seen_s = np.array(factors) * ROWS[:, 3]
     found = longer(ROWS, seen_s)
     assume(-0.5 < found.share < 1.0)  # its bounds
-    said_s = ROWS @ np.array([found.task_s, found.view_s, 1.0 + found.share])
+    said_s = ROWS @ np.array([found.task_s, found.view_s, found.pass_s, 1.0 + found.share])
     assert said_s.sum() == pytest.approx(seen_s.sum(), rel=0.02)
 
 
@@ -101,31 +110,52 @@ def test_backward_passes_take_less_by_a_call_or_by_a_part_and_no_less_than_half(
     assert less_or_longer([(1e-4, 1.0)] * 9, 1e-5) == Longer(share=-0.5)
 
 
-def back(passes_s: float, share: float, adding_s: float, times: float) -> Rows:
-    """Backward passes that take longer by a part, and add gradients up in so many times as long."""
-    own = [(passes_s / 9, 1.0)] * 9
-    return Rows(backward=own, back_s=(1 + share) * passes_s + times * adding_s, adding_s=adding_s)
+def calls(
+    count: int, each_s: float, longer: Longer, adding_s: float = 0.0, times: float = 1.0, passes: int = 9
+) -> list[Call]:
+    """So many calls of passes that take so long each, and longer in a step, of which all but the first add
+    gradients up."""
+    own = [(each_s, 1.0)] * passes
+    said_s = sum(seconds + longer.of(seconds) for seconds, _ in own)
+    added_s = [0.0, *[adding_s] * (count - 1)]
+    return [Call(own, each, said_s + times * each) for each in added_s]
 
 
-@given(st.floats(-0.4, 0.9), st.floats(1.0, MOST_ADDING), st.floats(0.0, 1.0))
-def test_what_adding_up_takes_longer_is_told_from_what_passes_do(
-    share: float, times: float, adding_s: float
+@given(st.floats(-2e-5, 5e-5), st.floats(-0.3, 0.5), st.floats(1.0, MOST_ADDING))
+def test_what_is_each_passes_own_is_told_from_time_and_adding_up(
+    pass_s: float, share: float, times: float
 ) -> None:
-    """By two steps, of which one adds up more."""
-    found = adding_up(back(3.0, share, adding_s, times), back(2.0, share, 2.0, times))
-    assert found == pytest.approx(times, rel=0.01)
+    """By two steps, of which one has smaller passes and more to add up."""
+    as_seen = Longer(pass_s=pass_s, share=share)
+    large, small = calls(1, 1e-3, as_seen), calls(4, 2.5e-4, as_seen, 2e-4, times)
+    found, adding = longer_back(large, small)
+    assert adding == pytest.approx(times, rel=0.01)
+    assert found.pass_s == pytest.approx(pass_s, abs=1e-7)
+    assert found.share == pytest.approx(share, abs=1e-3)
+
+
+@given(st.lists(st.floats(0.7, 1.5), min_size=5, max_size=5))
+def test_together_passes_of_the_first_strategy_take_what_they_took(factors: list[float]) -> None:
+    """Whatever the second one says."""
+    both = [*calls(1, 1e-3, Longer()), *calls(4, 2.5e-4, Longer(), 2e-4)]
+    own, *others = (
+        Call(each.passes, each.adding_s, f * each.seen_s) for each, f in zip(both, factors, strict=True)
+    )
+    found, times = longer_back([own], others)
+    assume(-0.5 < found.share < 1.0)  # its bounds
+    assert own.said_s(found) + times * own.adding_s == pytest.approx(own.seen_s, rel=0.02)
 
 
 def test_adding_up_is_as_it_was_measured_where_nothing_tells_it_from_passes() -> None:
-    assert adding_up(back(3.0, 0.5, 1.5, 2.0), back(2.0, 0.5, 1.0, 2.0)) == 1.0  # as much of both
-    assert adding_up(back(3.0, 0.5, 0.0, 2.0), back(2.0, 0.5, 0.0, 2.0)) == 1.0
-    assert adding_up(back(3.0, 0.5, 0.5, 2.0), Rows()) == 1.0
-    assert adding_up(back(3.0, 0.0, 0.0, 9.0), back(2.0, 0.0, 1.0, 9.0)) == MOST_ADDING
-    assert adding_up(back(3.0, 0.0, 0.0, 0.5), back(2.0, 0.0, 1.0, 0.5)) == 1.0
+    twice = Longer(share=1.0)
+    assert longer_back(calls(2, 1e-3, Longer(), 1e-3, 2.0)) == (Longer(share=0.0556), 1.0)  # one strategy
+    assert longer_back(calls(1, 1e-3, twice), calls(4, 2.5e-4, twice))[1] == 1.0  # nothing is added up
+    assert longer_back(calls(1, 1e-3, Longer()), calls(4, 2.5e-4, Longer(), 2e-4, 9.0))[1] == MOST_ADDING
+    assert longer_back(calls(1, 1e-3, Longer()), calls(4, 2.5e-4, Longer(), 2e-4, 0.5))[1] == 1.0
 
 
 def test_few_tasks_tell_nothing() -> None:
-    assert longer(ROWS[:7], 2 * ROWS[:7, 2]) == Longer()
+    assert longer(ROWS[:7], 2 * ROWS[:7, 3]) == Longer()
     assert less_or_longer([(1e-4, 1.0)] * 7, 1e-3) == Longer()
 
 
@@ -178,7 +208,8 @@ def test_ranks_agree_on_what_they_have_seen(tmp_path: Path, is_finer_too: bool) 
     for found, times in ((one, 1.0), (both, 2.5)):
         assert found.update == pytest.approx(times - 1.0, abs=0.01)
         if is_finer_too:
-            assert 1.05 * times * TASK_S < found.forward.task_s < 2 * times * TASK_S
+            own = found.forward  # every pass takes alike: it is not told from a task, nor from its time
+            assert 1.05 * times * TASK_S < own.task_s + own.pass_s < 3 * times * TASK_S
         else:
             assert found.forward.task_s == pytest.approx(times * TASK_S, rel=0.02)
             assert found.forward.view_s == pytest.approx(times * VIEW_S, rel=0.02)

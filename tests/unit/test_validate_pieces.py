@@ -164,19 +164,24 @@ def test_what_is_gathered_is_met_once(graph: Graph) -> None:
     assert not zero.meets[~np.array(reads)].any()
 
 
-def test_done_alone_are_the_one_of_the_finest_tasks_and_the_one_of_the_most_pieces(graph: Graph) -> None:
+def test_done_alone_are_the_first_in_micro_batches_and_the_one_of_the_most_pieces(graph: Graph) -> None:
+    """Or else the one of the finest tasks."""
     names = ["data_parallel", "pipeline", "model_parallel"]
     found = [Drawn(name, baseline(name, graph, CPUS, COSTS, 0)) for name in names]
     found.append(Drawn("random", random_strategy(graph, 2, Random(3))))
     finer, cut = to_do_alone(found, CPUS)
-    assert (finer.name, cut.name) == ("pipeline", "random")
+    assert cut.name == "random"
+    assert finer.strategy.pipeline is not None
+    assert finer.strategy.of_one().placements == found[0].strategy.placements
+    assert finer.name == "data_parallel, in micro-batches"
+    assert to_do_alone(found[1:], CPUS)[0].name == "pipeline"
 
 
 def test_tasks_of_other_sizes_tell_what_is_a_tasks_own() -> None:
     """Few tasks that all take alike tell nothing of it: by them all that is longer would be the tasks'."""
-    alike = np.array([(1.0, 0.0, 1e-3)] * 9)
-    smaller = np.array([(1.0, 0.0, 1e-5 * n) for n in range(1, 40)])
-    as_seen = np.array([2e-5, 0.0, 1.1])
+    alike = np.array([(1.0, 0.0, 0.0, 1e-3)] * 9)
+    smaller = np.array([(1.0, 0.0, 0.0, 1e-5 * n) for n in range(1, 40)])
+    as_seen = np.array([2e-5, 0.0, 0.0, 1.1])
     by_them = longer(alike, alike @ as_seen)
     found = longer(alike, alike @ as_seen, smaller, smaller @ as_seen)
     assert by_them.task_s > 9e-5

@@ -15,6 +15,7 @@ import contextlib
 import os
 import platform
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -64,6 +65,12 @@ all weights of the model, or on a GPU so many times as large as its cache: in a 
 between two uses of one ([measured] RNNTC's LSTM cells, of 32 MiB each, on a quarter of an H200, whose cache
 has 50 MB: by one copy a step on one device was to take 116 ms, and took 127; AlexNet's dense layers on an x86
 core: 0.9 and 0.6 ms by one copy, 1.3 to 1.6 and 0.9 in a step)."""
+
+HELD_BYTES = 2**27
+"""[choice] What runs on CPUs make is held until so much was made since: a step's tensors find their memory in
+no cache either, since all of a step lies between two uses of it ([measured] a small GPT-2 in micro-batches on
+an x86 core, whose cache has 36 MB: steps take 1.15 to 1.5 times as long as runs that find what the last ones
+let go; a third of that is so told)."""
 
 KERNEL_BATCHES = 3
 HEAD_START = 1.5
@@ -171,11 +178,12 @@ class Profiler:
         self.updates: dict[int, list[float]] = {}
         self.hidden_bytes: dict[Work, int] = {}
         self.apart_bytes: dict[Work, int] = {}
+        self._held = _Held()
 
     def measure(self, candidate: Candidate) -> bool:
         """Measure a candidate; False (and the reason in `failed`) if it cannot be run."""
         try:
-            runs = _Runs(candidate, self.device)
+            runs = _Runs(candidate, self.device, self._held)
             forward_s, backward_s = runs.measured()
             launched = runs.launched() if self.launches else ()
         except _FAILURES as error:
@@ -196,7 +204,7 @@ class Profiler:
     def runnable(self, candidate: Candidate) -> Callable[[], Again] | None:
         """A function that runs a candidate as often as one batch has it; None if it cannot be run."""
         with contextlib.suppress(*_FAILURES):
-            runs = _Runs(candidate, self.device)
+            runs = _Runs(candidate, self.device, self._held)
             runs.prepare()
             return runs.again
         return None
@@ -291,6 +299,11 @@ class Profiler:
             ) from None
 
 
+def _is_leaf(operand: Any) -> bool:
+    """Whether it is a tensor that has a gradient."""
+    return getattr(operand, "grad", None) is not None
+
+
 def _doubt(batches: Sequence[float]) -> float:
     """The same of one operator; everything, if there is one batch."""
     if len(batches) < 2:
@@ -314,13 +327,30 @@ class Again:
     kernels_s: float | None = None
 
 
+class _Held:
+    """Tensors that are held until others of so many bytes came after them."""
+
+    def __init__(self, most_bytes: int = HELD_BYTES) -> None:
+        self._tensors: deque[Any] = deque()
+        self._bytes, self._most_bytes = 0, most_bytes
+
+    def hold(self, tensors: Iterable[Any]) -> None:
+        """Hold these, and let go of the oldest."""
+        for tensor in tensors:
+            self._tensors.append(tensor)
+            self._bytes += tensor.nbytes
+        while self._bytes > self._most_bytes:
+            self._bytes -= self._tensors.popleft().nbytes
+
+
 class _Runs:
     """One candidate's operands, and how to run it forward and backward many times."""
 
-    def __init__(self, candidate: Candidate, device: Device) -> None:
+    def __init__(self, candidate: Candidate, device: Device, held: _Held | None = None) -> None:
         import torch
 
         self.torch, self.device, self._candidate = torch, device, candidate
+        self._held = held or _Held(0)
         self._runs = 1
         self._asked_s = (0.0, 0.0)
         graph, node, box = candidate.graph, candidate.node, candidate.box
@@ -483,6 +513,7 @@ class _Runs:
             forward_s = clock() - start
         if not self.has_backward:
             self._asked_s = asked_s, 0.0
+            self._hold(made)
             return forward_s, 0.0
         roots = [out for outputs in made for out in outputs if out is not None and out.requires_grad]
         gradients = [torch.ones_like(root) for root in roots]
@@ -491,7 +522,14 @@ class _Runs:
         torch.autograd.backward(roots, gradients)
         self._asked_s = asked_s, clock() - start
         self._settle()
-        return forward_s, clock() - start
+        backward_s = clock() - start
+        self._hold([*made, gradients, [own.grad for operands in given for own in operands if _is_leaf(own)]])
+        return forward_s, backward_s
+
+    def _hold(self, made: Iterable[Iterable[Any]]) -> None:
+        """Hold what was made, but for what it was made of."""
+        if not self.device.is_cuda:
+            self._held.hold(each.detach() for own in made for each in own if self.torch.is_tensor(each))
 
     def again(self) -> Again:
         """Another batch, forward and backward."""

@@ -8,18 +8,22 @@ after the other, so that every second strategy is half of each kind.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from random import Random
 
 import numpy as np
 
 from soapstone.cost.analytic import AnalyticCosts
+from soapstone.errors import StrategyError
 from soapstone.graph import Graph
 from soapstone.machine import Machine
 from soapstone.search.baselines import applicable, baseline
 from soapstone.search.mcmc import Budget, mcmc
+from soapstone.strategy.pipeline import Pipeline, Schedule
 from soapstone.strategy.space import Space, random_strategy
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
@@ -37,6 +41,10 @@ Predicted = Callable[[Sequence[Strategy]], Sequence[float]]
 
 CHANGED_SHARE = 0.15
 """[choice] The part of its blocks that a changed baseline has placed at random, at least one."""
+
+
+MICRO_BATCHES = 4, 2
+"""[choice] Of the strategy that is done alone in micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +111,27 @@ def found_anew(
 
 
 def to_do_alone(found: Sequence[Drawn], machine: Machine) -> tuple[Drawn, Drawn]:
-    """The strategy of the most forward tasks on a device, and the one of the most pieces."""
+    """The first in micro-batches, or else the strategy of the most forward tasks on a device; and the one of
+    the most pieces."""
     graphs = [task_graph(each.strategy, machine, AnalyticCosts()) for each in found]
     forward = [[task.resource for task in own.tasks if task.kind is TaskKind.FORWARD] for own in graphs]
     finest = np.argmax([max(Counter(each).values()) for each in forward])
-    return found[int(finest)], found[int(np.argmax([pieces_in(own) for own in graphs]))]
+    divided = _in_micro_batches(found[0].strategy, machine)
+    finer = found[int(finest)] if divided is None else Drawn(f"{found[0].name}, in micro-batches", divided)
+    return finer, found[int(np.argmax([pieces_in(own) for own in graphs]))]
+
+
+def _in_micro_batches(strategy: Strategy, machine: Machine) -> Strategy | None:
+    """The same in as many micro-batches as can be, up to a few; None if there are some already, or can be
+    none."""
+    if strategy.pipeline is not None:
+        return None
+    for count, schedule in product(MICRO_BATCHES, Schedule):
+        with contextlib.suppress(StrategyError):
+            divided = strategy.pipelined(Pipeline(count, schedule)).checked(machine)
+            if divided.placements != strategy.placements:
+                return divided
+    return None
 
 
 def _searched(

@@ -12,9 +12,13 @@ each task, 43 for each view, and a quarter of the time).
 Backward passes follow each other within one call of autograd, of which only the whole is seen. Over and over
 again each has a call of its own; so where they take less than that, it is as much less for each of them, as
 far as a call can be, and where they take more, or still less, it is by the same part. Gradients that a rank
-adds up are in none of its caches then, unlike over and over again; by how many times that takes longer is
-told by two strategies, of which one adds up more ([measured] two x86 cores, the pipeline of an MLP: 2.3
-times; its backward passes had been predicted 20 % too fast).
+adds up are in none of its caches then, unlike over and over again ([measured] two x86 cores, the pipeline of
+an MLP: 2.3 times as long; its backward passes had been predicted 20 % too fast).
+
+How much of all that is each task's, view's and pass's, how much is of their time and how much of adding up is
+told by the calls of two strategies: of the second, the first one's step is done in micro-batches, so that it
+has the same to do in smaller passes, and more to add up ([measured] a small GPT-2 on two x86 cores: by one
+strategy, the pipeline's passes on one rank were to take 128 ms, and took 140).
 
 On GPUs the kernels of a step follow each other as measured ones do. There all of this is of the thread that
 launches them: what it takes longer than launching operators one after the other (`cost.among`).
@@ -43,7 +47,7 @@ from soapstone.tasks.task import BufferKind, TaskGraph, TaskKind
 
 Floats = NDArray[np.float64]
 
-NO_ROWS: Floats = np.zeros((0, 3))
+NO_ROWS: Floats = np.zeros((0, 4))
 
 ROUNDS, FEWEST_ROUNDS, WARM_UP = 24, 3, 2
 """[choice] How often each step is done, no more and no less, and how often before that."""
@@ -65,18 +69,25 @@ step take less than without that, they take less by the same part."""
 LEAST_S = 2e-5
 """[choice] Tasks are weighed by what they take, no task as if it took less."""
 
-LEAST_ADDING, MOST_ADDING = 0.03, 3.0
-"""[choice] Where adding up is no larger part of backward passes it is not told from them; and no more times
-as long as by itself does it take."""
+MOST_ADDING = 3.0
+"""[choice] Adding up takes no more times as long as by itself."""
 
 DOUBT = 2.0
 """[choice] That times as such are as measured is believed as if so many times all tasks had said so: what
 they take longer is the runtime's before it is theirs."""
 
 LIKELY_S = 5e-5
-"""[choice] By so much a task or a view may well take longer for its own sake; more is believed as far as it
-is told more clearly than that is unlikely ([measured] AlexNet, which has one view, on two x86 cores that do
-other work: 0.44 to 0.75 ms for it, by what one task of a few took longer)."""
+"""[choice] By so much a task, a view or a pass may well take longer for its own sake; more is believed as
+far as it is told more clearly than that is unlikely ([measured] AlexNet, which has one view, on two x86 cores
+that do other work: 0.44 to 0.75 ms for it, by what one task of a few took longer)."""
+
+SETTLING = 3
+"""[choice] So often what passes take in all is settled: no pass takes less than half, so the first time may
+not be all of it."""
+
+LIKELY_BACK = 3e-5, 0.1, 1.0
+"""[choice] The same of a backward pass, of the part of its time, and of how many times as long adding up
+takes."""
 
 
 @dataclass(frozen=True)
@@ -139,12 +150,12 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Alone:
-    """A strategy, its step for a rank to do alone, and what the rank's backward passes take in it to add up
-    gradients, as that was measured."""
+    """A strategy, its step for a rank to do alone, and what the rank's backward tasks take in it to add up
+    gradients, as that was measured, by their numbers."""
 
     strategy: Strategy
     step: StepAlone
-    adding_s: float = 0.0
+    adding_s: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def has_parts(self) -> bool:
@@ -225,45 +236,76 @@ def _seen(step: StepAlone, clock: Clock) -> _Seen:
     return _Seen(whole_s, perf_counter() - start, taken)
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call of autograd: what each of its passes takes over and over, and which part of it there is; what
+    adding up gradients takes by its measurement; and what was seen of all of it, but for the call itself."""
+
+    passes: Sequence[tuple[float, float]]
+    adding_s: float
+    seen_s: float
+
+    @property
+    def seconds(self) -> float:
+        """What its passes take over and over."""
+        return sum(seconds * share for seconds, share in self.passes)
+
+    @property
+    def count(self) -> float:
+        """How many passes there are."""
+        return sum(share for _, share in self.passes)
+
+    def said_s(self, longer: Longer) -> float:
+        """What its passes take in a step."""
+        return sum(share * (seconds + longer.of(seconds)) for seconds, share in self.passes)
+
+
 @dataclass
 class Rows:
-    """Of forward tasks one, their views, and what their passes take over and over; what each took; of how
-    many passes they do a part; of backward passes what each takes, and which part of it there is; what all of
-    them took, and what adding up is of that by its measurement."""
+    """Of forward tasks one, their views, their passes, and what these take over and over; what each took; of
+    how many passes they do a part; and the calls that take tasks back."""
 
-    rows: list[tuple[float, float, float]] = field(default_factory=list)
+    rows: list[tuple[float, float, float, float]] = field(default_factory=list)
     seen_s: list[float] = field(default_factory=list)
     parts: int = 0
-    backward: list[tuple[float, float]] = field(default_factory=list)
-    back_s: float = 0.0
-    adding_s: float = 0.0
+    calls: list[Call] = field(default_factory=list)
 
     @property
     def told(self) -> Floats:
         """The rows."""
-        return np.array(self.rows, dtype=np.float64).reshape(-1, 3)
+        return np.array(self.rows, dtype=np.float64).reshape(-1, 4)
 
 
 def _rows(alone: Alone, taken: Taken, repeated: Repeated, *, met: bool = True) -> Rows:
-    """What is told of this rank's tasks; if not `met`, of those alone that need nothing of others."""
-    found, tasks = Rows(), alone.step.tasks
+    """What is told of this rank's tasks; if not `met`, of those forward ones alone that need nothing of
+    others."""
+    found, tasks, passes_of = Rows(), alone.step.tasks, passes_in(alone.step.tasks, alone.strategy)
     place = tasks.tasks[next(iter(taken.tasks_s))].resource if taken.tasks_s else None
-    for number, passes in passes_in(tasks, alone.strategy).items():
-        works = [(repeated.pass_s(work), share) for work, share in passes if work is not None]
-        if tasks.tasks[number].kind is TaskKind.BACKWARD:
-            found.backward += works if tasks.tasks[number].resource == place else []
+    for number, passes in passes_of.items():
+        if tasks.tasks[number].kind is TaskKind.BACKWARD or number not in taken.tasks_s:
             continue
         if not met and any(tasks.tasks[before].resource != place for before in tasks.after[number]):
             continue
-        if number in taken.tasks_s:
-            own_s = sum(seconds * share for seconds, share in works)
-            found.rows.append((1.0, sum(share for work, share in passes if work is None), own_s))
-            found.parts += count_of_parts(passes)
-            found.seen_s.append(taken.tasks_s[number])
-    is_back = {number: tasks.tasks[number].kind is TaskKind.BACKWARD for number in taken.tasks_s}
-    found.back_s = sum(seconds for number, seconds in taken.tasks_s.items() if is_back[number])
-    found.back_s -= repeated.call_s * alone.step.calls
-    found.adding_s = repeated.adding * alone.adding_s
+        works = [(repeated.pass_s(work), share) for work, share in passes if work is not None]
+        views = sum(share for work, share in passes if work is None)
+        whole = 0.0 if alone.step.is_launched else sum(share for _, share in works)
+        found.rows.append((1.0, views, whole, sum(seconds * share for seconds, share in works)))
+        found.parts += count_of_parts(passes)
+        found.seen_s.append(taken.tasks_s[number])
+    for numbers in alone.step.taken_back:
+        if numbers[0] in taken.tasks_s:
+            found.calls.append(
+                Call(
+                    [
+                        (repeated.pass_s(work), share)
+                        for number in numbers
+                        for work, share in passes_of[number]
+                        if work is not None
+                    ],
+                    repeated.adding * sum(alone.adding_s.get(number, 0.0) for number in numbers),
+                    taken.tasks_s[numbers[0]] - repeated.call_s,
+                )
+            )
     return found
 
 
@@ -277,9 +319,8 @@ def _found(
         return None
     place = tasks.tasks[next(iter(taken.tasks_s))].resource
     own = _rows(alone, taken, repeated)
-    seen_s, backward, parts = own.seen_s, own.backward, own.parts
-    adding = adding_up(own, others)
-    back_s = own.back_s - adding * own.adding_s
+    seen_s, parts = own.seen_s, own.parts
+    backward_s, adding = longer_back(own.calls, others.calls)
     updated = _updated_bytes(tasks, taken)
     update_s = sum(map(repeated.update_s, updated))
     passes_of = passes_in(tasks, alone.strategy)
@@ -288,12 +329,11 @@ def _found(
     between_s = max(0.0, whole_s - taken.done_s) if alone.step.is_launched else taken.between_s
     if plain is None or not parts:
         forward_s = longer(own.told, np.array(seen_s), others.told, np.array(others.seen_s))
-        backward_s = less_or_longer(backward, back_s)
     else:
         said = plain.forward.task_s, plain.forward.view_s, 1.0 + plain.forward.share
         rest_s = [
             sum(seen_s) - float((own.told @ np.array(said)).sum()),
-            back_s - sum(share * (seconds + plain.backward.of(seconds)) for seconds, share in backward),
+            sum(call.seen_s - adding * call.adding_s - call.said_s(plain.backward) for call in own.calls),
         ]
         forward_s, backward_s = (
             replace(own, part_s=_digits(max(0.0, each_s / parts)))
@@ -320,23 +360,23 @@ def longer(
     rows: Floats, seen_s: Floats, other_rows: Floats = NO_ROWS, other_seen_s: Floats = NO_ROWS[:, 0]
 ) -> Longer:
     """What forward tasks take longer than their passes do over and over again, by what they took, so that
-    together they take what they took. A row has one, a task's views, and its passes' seconds. Others, which
-    are of another size, help to tell these apart."""
+    together they take what they took. A row has one, a task's views and passes, and these passes' seconds.
+    Others, which are of another size, help to tell these apart."""
     if len(rows) < FEWEST:
         return Longer()
     every, every_s = np.vstack([rows, other_rows]), np.append(seen_s, other_seen_s)
-    own_s = every[:, 2]
+    own_s, count = every[:, -1], every.shape[1] - 1
     units = np.maximum(np.mean(every, axis=0), 1e-30)
     weight = 1.0 / np.sqrt(np.maximum(own_s, LEAST_S))
     told, wanted = every / units * weight[:, None], (every_s - own_s) * weight
-    left = wanted - told @ without_gain(told, wanted, 2)
-    noise = sqrt(left @ left / max(1, len(told) - 3))
-    doubts = np.diag([noise / LIKELY_S, noise / LIKELY_S, sqrt(DOUBT * own_s.sum())] / units)
-    columns, wanted = np.vstack([told, doubts]), np.append(wanted, np.zeros(3))
-    task_s, view_s, share = (factors := without_gain(columns, wanted, 2) / units)
-    rest_s = seen_s - rows[:, 2] - rows @ factors
-    share += rest_s.sum() / max(rows[:, 2].sum(), 1e-9)  # what doubt has kept back
-    return Longer(_digits(task_s), _digits(view_s), share=_bounded(share))
+    left = wanted - told @ without_gain(told, wanted, count)
+    noise = sqrt(left @ left / max(1, len(told) - count - 1))
+    doubts = np.diag([*[noise / LIKELY_S] * count, sqrt(DOUBT * own_s.sum())] / units)
+    columns, wanted = np.vstack([told, doubts]), np.append(wanted, np.zeros(count + 1))
+    task_s, view_s, pass_s, share = (factors := without_gain(columns, wanted, count) / units)
+    rest_s = seen_s - rows[:, -1] - rows @ factors
+    share += rest_s.sum() / max(rows[:, -1].sum(), 1e-9)  # what doubt has kept back
+    return Longer(_digits(task_s), _digits(view_s), pass_s=_digits(pass_s), share=_bounded(share))
 
 
 def without_gain(columns: Floats, wanted: Floats, count: int) -> Floats:
@@ -355,19 +395,32 @@ def without_gain(columns: Floats, wanted: Floats, count: int) -> Floats:
     return factors
 
 
-def adding_up(own: Rows, others: Rows) -> float:
-    """How many times as long as by itself adding gradients up takes in a step, by the backward passes of two,
-    of which one adds up more: in both, passes take longer by the same part."""
-    passes_s, other_passes_s = (
-        sum(seconds * share for seconds, share in each.backward) for each in (own, others)
-    )
-    if not passes_s or not other_passes_s:
-        return 1.0
-    times = other_passes_s / passes_s
-    more_s = others.adding_s - times * own.adding_s
-    if abs(more_s) < LEAST_ADDING * others.back_s:
-        return 1.0
-    return _digits(min(MOST_ADDING, max(1.0, (others.back_s - times * own.back_s) / more_s)))
+def longer_back(own: Sequence[Call], others: Sequence[Call] = ()) -> tuple[Longer, float]:
+    """What backward passes take less or longer than over and over again, so that together those of `own`
+    calls take what they took; and how many times as long as by itself adding gradients up takes, which the
+    calls of another strategy, whose passes are of another size, help to tell from that."""
+    passes = [each for call in own for each in call.passes]
+    found = less_or_longer(passes, sum(call.seen_s - call.adding_s for call in own))
+    calls = [*own, *others]
+    if not others or len(calls) <= len(LIKELY_BACK) or len(passes) < FEWEST:
+        return found, 1.0
+    columns = np.array([(call.count, call.seconds, call.adding_s) for call in calls])
+    units = np.maximum(columns.mean(axis=0), 1e-30)
+    weight = 1.0 / np.sqrt(np.maximum(columns[:, 1], LEAST_S))
+    rows = columns / units * weight[:, None]
+    wanted = np.array([call.seen_s - call.adding_s - call.said_s(found) for call in calls]) * weight
+    left = wanted - rows @ np.linalg.lstsq(rows, wanted, rcond=None)[0]
+    noise = sqrt(left @ left / (len(calls) - len(LIKELY_BACK)))
+    doubts = np.diag(noise / (np.array(LIKELY_BACK) * units))
+    both = np.vstack([rows, doubts]), np.append(wanted, np.zeros(len(doubts)))
+    pass_s, share, adding = np.linalg.lstsq(*both, rcond=None)[0] / units
+    times = _digits(min(MOST_ADDING, max(1.0, 1.0 + adding)))
+    found = Longer(pass_s=max(-MOST_LESS_S, found.pass_s + pass_s), share=found.share + share)
+    seconds = sum(call.seconds for call in own)
+    for _ in range(SETTLING):
+        rest_s = sum(call.seen_s - times * call.adding_s - call.said_s(found) for call in own)
+        found = replace(found, share=found.share + rest_s / max(seconds, 1e-9))
+    return Longer(pass_s=_digits(found.pass_s), share=_bounded(found.share)), times
 
 
 def less_or_longer(passes: Sequence[tuple[float, float]], seen_s: float) -> Longer:

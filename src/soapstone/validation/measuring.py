@@ -151,8 +151,13 @@ class Measuring:
                 return None
             simulated = some.executed()
             adding = adding_s(simulated.tasks, simulated.timeline, some.machine, costs, crowding.adding)
-            own = [task.resource == place for task in simulated.tasks.tasks]
-            return replace(alone, adding_s=float(adding[own].sum()))
+            ids = alone.step.tasks.ids
+            own = {
+                ids[task.key]: float(seconds)
+                for task, seconds in zip(simulated.tasks.tasks, adding, strict=True)
+                if task.resource == place and seconds
+            }
+            return replace(alone, adding_s=own)
 
         def with_busy(busy: int) -> Repeated:
             if launches is not None:
