@@ -1,8 +1,9 @@
 """The few factors that no single measurement tells, fitted to whole steps.
 
     compute     how much longer an operator takes within a step than by itself (caches, other ranks)
-    launching   how much longer the thread that launches a GPU's operators and sees to its messages takes for
-                that within a step, where it does one thing after another, than for one of them many times
+    handing     how much longer a device's thread takes to see to messages, and to launch a GPU's operators,
+                within a step, where it does one thing after another, than for one of them many times; or
+                less, where one meeting of ranks follows the other
     overhead_s  what the runtime adds to every operator's pass
     message_s   what handing over or taking a message takes of a device's own time beside what was measured
     wake_s      what a task takes longer that needs something of another rank: ranks that should be there at
@@ -57,7 +58,7 @@ class Calibration:
     """Factors of one model on one machine; see the module's docstring."""
 
     compute: float = 1.0
-    launching: float = 1.0
+    handing: float = 1.0
     overhead_s: float = 0.0
     message_s: float = 0.0
     wake_s: float = 0.0
@@ -70,7 +71,7 @@ class Calibration:
         """What a reader should know of it."""
         return (
             f"operators take {self.compute:.2f} times as long and {self.overhead_s * 1e6:.0f} us more,"
-            f" launching them {self.launching:.2f} times as long,"
+            f" seeing to messages, and launching, {self.handing:.2f} times as long,"
             f" a message takes {self.message_s * 1e6:.0f} us more of both ends, meeting another rank"
             f" {self.wake_s * 1e6:.0f} us, a step {self.step_s * 1e3:.1f} ms beside its tasks,"
             f" links have {self.bandwidth:.2f} of their bandwidth and {self.latency:.2f} of their latency"
@@ -137,7 +138,7 @@ def _fitted(
 
     def badness(found: Calibration, most: float = inf) -> float:
         drift = TRUST * (log(found.compute) ** 2 + log(found.bandwidth) ** 2)
-        drift += log(found.launching) ** 2 + log(found.latency) ** 2
+        drift += log(found.handing) ** 2 + log(found.latency) ** 2
         drift += sum(cost * getattr(found, name) for name, cost in PRIOR_PER_S.items())
         dear = strength * PRIOR * drift / len(actual_s)
         return dear + _misfit(strategies, actual_s, found, most - dear)
@@ -163,7 +164,7 @@ def _descended(start: Calibration, badness: Callable[[Calibration, float], float
 def _neighbours(found: Calibration, step: float) -> list[Calibration]:
     near = [
         replace(found, **{name: getattr(found, name) * factor})
-        for name in ("compute", "launching", "bandwidth", "latency")
+        for name in ("compute", "handing", "bandwidth", "latency")
         for factor in (step, 1 / step)
         if 1 / MOST <= getattr(found, name) * factor <= MOST
     ]

@@ -330,7 +330,8 @@ def _found(
     if plain is None or not parts:
         forward_s = longer(own.told, np.array(seen_s), others.told, np.array(others.seen_s))
     else:
-        said = plain.forward.task_s, plain.forward.view_s, 1.0 + plain.forward.share
+        known = plain.forward
+        said = known.task_s, known.view_s, known.pass_s, 1.0 + known.share
         rest_s = [
             sum(seen_s) - float((own.told @ np.array(said)).sum()),
             sum(call.seen_s - adding * call.adding_s - call.said_s(plain.backward) for call in own.calls),

@@ -1,7 +1,8 @@
 """What the durations of a plan's tasks are made of, so that factors of them can be fitted to whole steps.
 
-    duration = compute * seconds + overhead_s * operators + (m + message_s) * messages  of a compute task
-               + p * pieces + c * calls + w + wake_s where it needs something of another device
+    duration = compute * seconds + overhead_s * operators + message_s * messages        of a compute task
+               + handing * (m * messages + p * pieces + c * calls)
+               + handing * w + wake_s where it needs something of another device
              = wire / bandwidth + latency * latencies                                   of a message
 
 `seconds` are the profile's, `operators` the passes of operators in the task, `messages` those that it waits
@@ -119,8 +120,8 @@ class Parts:
         )
         sent = self.wire_s / found.bandwidth + found.latency * self.latency_s
         if not self.launches_ahead:
-            return computed + handled + self.met_s + beside + sent
-        thread = found.launching * (self.launching_s + handled) + beside
+            return computed + found.handing * (handled + self.met_s) + beside + sent
+        thread = found.handing * (self.launching_s + handled) + beside
         return np.concatenate([computed + sent, thread[self._computing]])
 
     @cached_property
