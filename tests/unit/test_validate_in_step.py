@@ -12,6 +12,7 @@ from oracles.ranks import Ranks
 from oracles.wirecases import (
     BETWEEN_S,
     PART_S,
+    PASS_S,
     SUM_S,
     TASK_S,
     VIEW_S,
@@ -227,7 +228,9 @@ def test_what_parts_of_passes_take_is_told_from_what_whole_ones_take(tmp_path: P
     ranks.close()
     assert first == second
     one, both = first
-    assert one.forward.task_s == both.forward.task_s == pytest.approx(TASK_S, rel=0.02)
+    assert one.forward.of(PASS_S) == both.forward.of(PASS_S)
+    for each in first:  # each task has one pass, which nothing tells from it
+        assert each.forward.task_s + each.forward.of(PASS_S) == pytest.approx(TASK_S, rel=0.02)
     assert one.forward.part_s == pytest.approx(PART_S, rel=0.02)
     assert both.forward.part_s > 1.2 * PART_S
     assert one.backward.part_s == both.backward.part_s == pytest.approx(2 * PART_S, rel=0.02)
