@@ -229,8 +229,8 @@ def test_what_parts_of_passes_take_is_told_from_what_whole_ones_take(tmp_path: P
     assert first == second
     one, both = first
     assert one.forward.of(PASS_S) == both.forward.of(PASS_S)
-    for each in first:  # each task has one pass, which nothing tells from it
-        assert each.forward.task_s + each.forward.of(PASS_S) == pytest.approx(TASK_S, rel=0.02)
+    for each in first:  # tasks have two passes, but for the loss: hardly anything tells these from a task
+        assert each.forward.task_s + 2 * each.forward.of(PASS_S) == pytest.approx(TASK_S, rel=0.05)
     assert one.forward.part_s == pytest.approx(PART_S, rel=0.02)
     assert both.forward.part_s > 1.2 * PART_S
     assert one.backward.part_s == both.backward.part_s == pytest.approx(2 * PART_S, rel=0.02)
