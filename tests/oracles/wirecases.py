@@ -255,9 +255,10 @@ def in_parts_seen(rank: int, size: int, folder: str) -> tuple[InStep, ...]:
     build = GraphBuilder("normalised")
     x = build.input("x", (8, 4, 6, 6))
     for i in range(9):
-        (y,) = build.add("conv2d", [x, build.weight(f"w{i}", (4, 4, 1, 1)), None], name=f"conv{i}")
-        weights = [build.weight(f"{name}{i}", (4,)) for name in ("scale", "shift")]
-        (x,) = build.add("batch_norm", [y, *weights, None, None], name=f"bn{i}")
+        (x,) = build.add("conv2d", [x, build.weight(f"w{i}", (4, 4, 1, 1)), None], name=f"conv{i}")
+        if i % 3:  # tasks of one pass tell a task's own from its passes'
+            weights = [build.weight(f"{name}{i}", (4,)) for name in ("scale", "shift")]
+            (x,) = build.add("batch_norm", [x, *weights, None, None], name=f"bn{i}")
     (loss,) = build.add("sum", [x], {"dim": (0, 1, 2, 3)}, name="loss")
     graph, machine = build.graph(loss=loss), preset("cpu:1x2")
 
@@ -267,7 +268,7 @@ def in_parts_seen(rank: int, size: int, folder: str) -> tuple[InStep, ...]:
         return Alone(strategy, step)  # type: ignore[arg-type]
 
     divided, whole = alone(data_parallel(graph, machine), minds=True), single_device(graph, machine)
-    repeated = Repeated(lambda _: PASS_S, lambda _: PASS_S / 27, CALL_S)
+    repeated = Repeated(lambda _: PASS_S, lambda _: PASS_S / 21, CALL_S)
     undivided = alone(whole, minds=False)
     assert (divided.has_parts, undivided.has_parts) == (True, False)
     return measured_in_step(Wire(rank, size), divided, lambda: 0.0, [repeated] * size, undivided)
@@ -324,7 +325,7 @@ def beyond_seen(rank: int, size: int) -> Beyond:
     alone = step_alone(plan, model_of(source, captured.graph, captured.constants, wire.device), wire)
     assert alone is not None
     calls, tasks = alone.step.taken_back, alone.step.tasks.tasks
-    assert alone.step.calls == len(calls) > 1
+    assert len(calls) > 1
     own = [n for n, task in enumerate(tasks) if task.resource == machine.devices[rank].name]
     backward = [number for number in own if tasks[number].kind is TaskKind.BACKWARD]
     assert sorted(number for each in calls for number in each) == backward

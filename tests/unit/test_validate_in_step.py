@@ -71,6 +71,18 @@ def test_what_was_put_in_is_found(task_s: float, view_s: float, pass_s: float) -
     assert found.share == pytest.approx(0.0, abs=0.01)
 
 
+@pytest.mark.parametrize("column", [1, 2])
+def test_what_no_task_has_leaves_the_rest_as_it_is(column: int) -> None:
+    """Models without views, and GPUs, where passes are not told: also where what was seen is not exact."""
+    rows, noise = ROWS.copy(), np.random.default_rng(0).normal(0, 1e-6, len(ROWS))
+    rows[:, column] = 0.0
+    as_seen = np.array([5e-5, 4e-5, 3e-5, 1.0])
+    found = longer(rows, rows @ as_seen + noise)
+    said = np.array([found.task_s, found.view_s, found.pass_s])
+    as_seen[column] = 0.0
+    assert said == pytest.approx(as_seen[:3], abs=3e-6)
+
+
 def test_no_task_is_shorter_for_its_own_sake_or_for_its_views() -> None:
     found = longer(ROWS, 0.9 * ROWS[:, 3])
     assert found.task_s == found.view_s == found.pass_s == 0.0
@@ -130,9 +142,9 @@ def test_what_is_each_passes_own_is_told_from_time_and_adding_up(
     as_seen = Longer(pass_s=pass_s, share=share)
     large, small = calls(1, 1e-3, as_seen), calls(4, 2.5e-4, as_seen, 2e-4, times)
     found, adding = longer_back(large, small)
-    assert adding == pytest.approx(times, rel=0.01)
-    assert found.pass_s == pytest.approx(pass_s, abs=1e-7)
-    assert found.share == pytest.approx(share, abs=1e-3)
+    assert adding == pytest.approx(times, rel=0.05)
+    assert found.pass_s == pytest.approx(pass_s, abs=5e-6)
+    assert found.share == pytest.approx(share, abs=0.02)
 
 
 @given(st.lists(st.floats(0.7, 1.5), min_size=5, max_size=5))
@@ -148,9 +160,10 @@ def test_together_passes_of_the_first_strategy_take_what_they_took(factors: list
 
 
 def test_adding_up_is_as_it_was_measured_where_nothing_tells_it_from_passes() -> None:
-    twice = Longer(share=1.0)
     assert longer_back(calls(2, 1e-3, Longer(), 1e-3, 2.0)) == (Longer(share=0.0556), 1.0)  # one strategy
-    assert longer_back(calls(1, 1e-3, twice), calls(4, 2.5e-4, twice))[1] == 1.0  # nothing is added up
+    own = Longer(pass_s=5e-5)
+    found, times = longer_back(calls(1, 1e-3, own), calls(4, 2.5e-4, own))  # nothing is added up
+    assert (found.pass_s, times) == (pytest.approx(5e-5, abs=5e-6), 1.0)
     assert longer_back(calls(1, 1e-3, Longer()), calls(4, 2.5e-4, Longer(), 2e-4, 9.0))[1] == MOST_ADDING
     assert longer_back(calls(1, 1e-3, Longer()), calls(4, 2.5e-4, Longer(), 2e-4, 0.5))[1] == 1.0
 
@@ -228,9 +241,8 @@ def test_what_parts_of_passes_take_is_told_from_what_whole_ones_take(tmp_path: P
     ranks.close()
     assert first == second
     one, both = first
-    assert one.forward.of(PASS_S) == both.forward.of(PASS_S)
-    for each in first:  # tasks have two passes, but for the loss: hardly anything tells these from a task
-        assert each.forward.task_s + 2 * each.forward.of(PASS_S) == pytest.approx(TASK_S, rel=0.05)
+    assert one.forward.task_s == both.forward.task_s == pytest.approx(TASK_S, rel=0.02)
+    assert one.forward.of(PASS_S) == pytest.approx(0.0, abs=1e-6)
     assert one.forward.part_s == pytest.approx(PART_S, rel=0.02)
     assert both.forward.part_s > 1.2 * PART_S
     assert one.backward.part_s == both.backward.part_s == pytest.approx(2 * PART_S, rel=0.02)

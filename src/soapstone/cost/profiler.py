@@ -6,7 +6,8 @@ call of autograd. The time of a run is a batch's divided by its runs; the median
 spread are kept. On a GPU a batch is launched at once and waited for at its end, so that launches overlap
 with work as they do in training; where it is asked for, the time of the kernels alone and that of launching
 them are taken too. On one thread of a CPU the clock is the thread's own: it stands still while
-the system lets another process run.
+the system lets another process run. As in a step, a run finds its weights in no cache, nor, on a CPU, the
+memory that it writes to (`MOST_COPIES`, `HELD_BYTES`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from soapstone.cost.profile import Launched, Measured, OpKey, Profile, Updated, 
 from soapstone.cost.watch import Watch
 from soapstone.cost.work import Work
 from soapstone.errors import CostError, SoapstoneError
-from soapstone.graph import Graph, Node, Role
+from soapstone.graph import Role
 from soapstone.machine.device import KINDS
 from soapstone.machine.heap import keep_freed_memory
 from soapstone.ops.box import shape_of
@@ -60,11 +61,11 @@ LAUNCHED_RUNS = 6
 """[choice] Runs that are launched at least, where it is asked what launching one more takes."""
 
 CACHE_TIMES, MOST_COPIES = 2, 8
-"""[choice] Runs take turns with copies of their weights, so many at most, which together are as large as
-all weights of the model, or on a GPU so many times as large as its cache: in a step all other weights come
-between two uses of one ([measured] RNNTC's LSTM cells, of 32 MiB each, on a quarter of an H200, whose cache
-has 50 MB: by one copy a step on one device was to take 116 ms, and took 127; AlexNet's dense layers on an x86
-core: 0.9 and 0.6 ms by one copy, 1.3 to 1.6 and 0.9 in a step)."""
+"""[choice] Runs take turns with copies of their weights, so many at most, which together are as large as all
+weights of the model, but no larger than so many times a GPU's cache, or what is held on CPUs: in a step all
+other weights come between two uses of one ([measured] RNNTC's LSTM cells, of 32 MiB each, on a quarter of an
+H200, whose cache has 50 MB: by one copy a step on one device was to take 116 ms, and took 127; AlexNet's
+dense layers on an x86 core: 0.9 and 0.6 ms by one copy, 1.3 to 1.6 and 0.9 in a step)."""
 
 HELD_BYTES = 2**27
 """[choice] What runs on CPUs make is held until so much was made since: a step's tensors find their memory in
@@ -179,6 +180,10 @@ class Profiler:
         self.hidden_bytes: dict[Work, int] = {}
         self.apart_bytes: dict[Work, int] = {}
         self._held = _Held()
+
+    def let_go(self) -> None:
+        """Hold nothing any more of what was made."""
+        self._held.let_go()
 
     def measure(self, candidate: Candidate) -> bool:
         """Measure a candidate; False (and the reason in `failed`) if it cannot be run."""
@@ -299,8 +304,8 @@ class Profiler:
             ) from None
 
 
-def _is_leaf(operand: Any) -> bool:
-    """Whether it is a tensor that has a gradient."""
+def _has_gradient(operand: Any) -> bool:
+    """Whether it is a tensor that has one."""
     return getattr(operand, "grad", None) is not None
 
 
@@ -342,6 +347,11 @@ class _Held:
         while self._bytes > self._most_bytes:
             self._bytes -= self._tensors.popleft().nbytes
 
+    def let_go(self) -> None:
+        """Let go of all."""
+        self._tensors.clear()
+        self._bytes = 0
+
 
 class _Runs:
     """One candidate's operands, and how to run it forward and backward many times."""
@@ -370,23 +380,25 @@ class _Runs:
             self._operand(graph.value(o).dtype, signature.read(i, box), below) if isinstance(o, str) else o
             for i, o in enumerate(node.operands)
         ]
-        self._in_turn = cycle(self._copied(graph, node))
+        self._in_turn = cycle([self.operands])
         shared = [dim for dim in signature.shared if dim in box and box[dim] != signature.points[dim]]
         self.statistics = self.op.statistics if shared and self.op.joins_statistics(self.attrs) else None
         self.merged = None if self.statistics is None else _merging(self.statistics)
 
-    def _copied(self, graph: Graph, node: Node) -> list[list[Any]]:
-        """The operands, with other copies of weights in each turn."""
+    def _copied(self, room: int) -> list[list[Any]]:
+        """The operands, with other copies of weights in each turn; no more than there is room for."""
+        graph, node = self._candidate.graph, self._candidate.node
         is_weight = [isinstance(o, str) and graph.value(o).role is Role.WEIGHT for o in node.operands]
         own = [operand for operand, is_own in zip(self.operands, is_weight, strict=True) if is_own]
         size_bytes = sum(weight.nbytes for weight in own if weight is not None)
         read = {name for each in graph.nodes for name in each.reads}
         others = [graph.value(name) for name in read if graph.value(name).role is Role.WEIGHT]
-        all_bytes = sum(value.size_bytes for value in others)
+        most_bytes = HELD_BYTES
         if self.device.is_cuda:
             cache_bytes = self.torch.cuda.get_device_properties(self.device.place).L2_cache_size
-            all_bytes = min(all_bytes, CACHE_TIMES * cache_bytes)
-        count = max(1, min(MOST_COPIES, -(-all_bytes // max(1, size_bytes)))) if size_bytes else 1
+            most_bytes = CACHE_TIMES * cache_bytes
+        all_bytes = min(most_bytes, sum(value.size_bytes for value in others))
+        count = max(1, min(MOST_COPIES, room, -(-all_bytes // max(1, size_bytes)))) if size_bytes else 1
         return [
             [
                 operand.clone() if turn and is_own and operand is not None else operand
@@ -493,7 +505,7 @@ class _Runs:
 
     def prepare(self) -> float:
         """Warm up, and see how many runs a batch has; the seconds of one."""
-        self._room()
+        self._in_turn = cycle(self._copied(self._room()))
         for _ in range(2):
             self._batch(1)
         once_s = sum(self._batch(1))
@@ -523,7 +535,9 @@ class _Runs:
         self._asked_s = asked_s, clock() - start
         self._settle()
         backward_s = clock() - start
-        self._hold([*made, gradients, [own.grad for operands in given for own in operands if _is_leaf(own)]])
+        self._hold(
+            [*made, gradients, [own.grad for operands in given for own in operands if _has_gradient(own)]]
+        )
         return forward_s, backward_s
 
     def _hold(self, made: Iterable[Iterable[Any]]) -> None:

@@ -77,11 +77,6 @@ class StepAlone:
         return self._trainer.simulated.tasks
 
     @property
-    def calls(self) -> int:
-        """The calls of autograd in a step."""
-        return len(self.taken_back)
-
-    @property
     def taken_back(self) -> list[list[int]]:
         """The tasks that each call of autograd takes back; the first of them is what it counts for."""
         found: dict[int, list[int]] = {}

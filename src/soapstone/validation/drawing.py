@@ -44,7 +44,7 @@ CHANGED_SHARE = 0.15
 
 
 MICRO_BATCHES = 4, 2
-"""[choice] Of the strategy that is done alone in micro-batches."""
+"""[choice] In how many micro-batches a strategy is tried to be done alone, the most first."""
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ the interpreter's own structures. In a step hundreds of others come in between, 
 runtime does its part: it hands values on, looks at tensors in another way (views, which no cost model has
 time for), collects gradients into buckets. So ranks do steps of a strategy alone (`runtime.alone`), one of
 them and all of them, and what forward tasks take beyond what was measured is put down to each task, to each
-view, and to time; the rest is the step's own ([measured] two ranks of one Arm core each, a small Llama: its
-40 forward tasks, with 37 views, take 7.0 ms alone and 3.4 by what was measured over and over; 25 us more for
-each task, 43 for each view, and a quarter of the time).
+view, to each pass, and to time; the rest is the step's own ([measured] two ranks of one Arm core each, a
+small Llama: its 40 forward tasks, with 37 views, take 7.0 ms alone and 3.4 by what was measured over and
+over; 25 us more for each task, 43 for each view, and a quarter of the time).
 
 Backward passes follow each other within one call of autograd, of which only the whole is seen. Over and over
 again each has a call of its own; so where they take less than that, it is as much less for each of them, as
@@ -16,9 +16,9 @@ adds up are in none of its caches then, unlike over and over again ([measured] t
 an MLP: 2.3 times as long; its backward passes had been predicted 20 % too fast).
 
 How much of all that is each task's, view's and pass's, how much is of their time and how much of adding up is
-told by the calls of two strategies: of the second, the first one's step is done in micro-batches, so that it
-has the same to do in smaller passes, and more to add up ([measured] a small GPT-2 on two x86 cores: by one
-strategy, the pipeline's passes on one rank were to take 128 ms, and took 140).
+told by two steps: that of the first strategy, and the same in micro-batches, which has as much to do in
+smaller passes, and more to add up (or else that of the finest tasks; [measured] a small GPT-2 on two x86
+cores: by one strategy, the pipeline's passes on one rank were to take 128 ms, and took 140).
 
 On GPUs the kernels of a step follow each other as measured ones do. There all of this is of the thread that
 launches them: what it takes longer than launching operators one after the other (`cost.among`).
@@ -81,13 +81,16 @@ LIKELY_S = 5e-5
 far as it is told more clearly than that is unlikely ([measured] AlexNet, which has one view, on two x86 cores
 that do other work: 0.44 to 0.75 ms for it, by what one task of a few took longer)."""
 
-SETTLING = 3
-"""[choice] So often what passes take in all is settled: no pass takes less than half, so the first time may
-not be all of it."""
-
 LIKELY_BACK = 3e-5, 0.1, 1.0
 """[choice] The same of a backward pass, of the part of its time, and of how many times as long adding up
 takes."""
+
+TOLD = 0.01
+"""[choice] No call tells its passes nearer than this, as a part of their time, however few calls agree."""
+
+SETTLING = 3
+"""[choice] So often what passes take in all is settled: no pass takes less than half, so the first time may
+not be all of it."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +115,9 @@ class InStep:
     launching it takes for each weight; what it takes to put the gradient of a weight into a bucket, and each
     byte of it; what the runtime does between tasks, for each of them; how much longer all of it takes in real
     time than its parts by a thread's own clock, because the computer does other work now and then, which no
-    short measurement shows; the real time of the whole step that was seen; and how many times as long it
-    takes to add gradients up, none of which is in a cache then."""
+    short measurement shows (or less, as far as what is usual of parts is more than what is of the whole); the
+    real time of the whole step that was seen; and how many times as long it takes to add gradients up, none
+    of which is in a cache then."""
 
     forward: Longer = field(default_factory=Longer)
     backward: Longer = field(default_factory=Longer)
@@ -183,8 +187,8 @@ def measured_in_step(
     """What passes take longer in a step for 1, 2, ... ranks at work, the same on every rank. `repeated` has
     what they take over and over by the same clock, for 1, 2, ... ranks. Numbers of ranks take turns, so that
     what else the computer does falls on all of them alike. Of a step that is `undivided`, on one rank, is
-    what passes take longer that are not in parts, if it is given; and of one whose tasks are `finer`, what is
-    each task's and what is of its time."""
+    what passes take longer that are not in parts, if it is given; and one whose tasks are `finer` helps to
+    tell what is each task's and pass's, what is of their time, and what adding up takes."""
     if wire.size == 1 or alone is None:
         return ()
     plain = None if undivided is None else _undivided(wire, undivided, clock, repeated[0])
@@ -313,7 +317,7 @@ def _found(
     alone: Alone, seen: Sequence[_Seen], repeated: Repeated, plain: InStep | None, others: Rows
 ) -> InStep | None:
     """What this rank has seen, of passes in parts only, if `plain` has the rest; None if it does nothing in a
-    step. `others` are forward tasks of another step."""
+    step. `others` are forward tasks and calls of another step."""
     tasks, taken = alone.step.tasks, usual([each.taken for each in seen])
     if not taken.tasks_s:
         return None
@@ -367,7 +371,7 @@ def longer(
         return Longer()
     every, every_s = np.vstack([rows, other_rows]), np.append(seen_s, other_seen_s)
     own_s, count = every[:, -1], every.shape[1] - 1
-    units = np.maximum(np.mean(every, axis=0), 1e-30)
+    units = units_of(every)
     weight = 1.0 / np.sqrt(np.maximum(own_s, LEAST_S))
     told, wanted = every / units * weight[:, None], (every_s - own_s) * weight
     left = wanted - told @ without_gain(told, wanted, count)
@@ -378,6 +382,12 @@ def longer(
     rest_s = seen_s - rows[:, -1] - rows @ factors
     share += rest_s.sum() / max(rows[:, -1].sum(), 1e-9)  # what doubt has kept back
     return Longer(_digits(task_s), _digits(view_s), pass_s=_digits(pass_s), share=_bounded(share))
+
+
+def units_of(columns: Floats) -> Floats:
+    """The mean of each column; one where all of it is nothing, of which nothing is told then."""
+    means = np.mean(columns, axis=0)
+    return np.where(means > 0, means, 1.0)
 
 
 def without_gain(columns: Floats, wanted: Floats, count: int) -> Floats:
@@ -403,15 +413,16 @@ def longer_back(own: Sequence[Call], others: Sequence[Call] = ()) -> tuple[Longe
     passes = [each for call in own for each in call.passes]
     found = less_or_longer(passes, sum(call.seen_s - call.adding_s for call in own))
     calls = [*own, *others]
-    if not others or len(calls) <= len(LIKELY_BACK) or len(passes) < FEWEST:
+    if not others or len(passes) < FEWEST:
         return found, 1.0
     columns = np.array([(call.count, call.seconds, call.adding_s) for call in calls])
-    units = np.maximum(columns.mean(axis=0), 1e-30)
+    units = units_of(columns)
     weight = 1.0 / np.sqrt(np.maximum(columns[:, 1], LEAST_S))
     rows = columns / units * weight[:, None]
     wanted = np.array([call.seen_s - call.adding_s - call.said_s(found) for call in calls]) * weight
     left = wanted - rows @ np.linalg.lstsq(rows, wanted, rcond=None)[0]
-    noise = sqrt(left @ left / (len(calls) - len(LIKELY_BACK)))
+    noise = sqrt(left @ left / max(1, len(calls) - len(LIKELY_BACK)))
+    noise = max(noise, TOLD * float(np.mean(1.0 / weight)))
     doubts = np.diag(noise / (np.array(LIKELY_BACK) * units))
     both = np.vstack([rows, doubts]), np.append(wanted, np.zeros(len(doubts)))
     pass_s, share, adding = np.linalg.lstsq(*both, rcond=None)[0] / units

@@ -103,6 +103,7 @@ class Measuring:
         self._asked += todo
         self._measured += todo[:done]
         self._profile = profile_of_all(self._profiler.profile, self._wire)
+        self._profiler.let_go()
 
     def crowding(self, plan: Plan, finer: Plan, model: Model, call_s: float) -> Crowding:
         """What ranks take from each other; in steps, as they are under this plan and, on CPUs, under one of
@@ -131,7 +132,8 @@ class Measuring:
         return found
 
     def _let_go(self) -> None:
-        """Give back the memory of steps that were done alone, whose parts know each other."""
+        """Give back the memory of operators and of steps done alone, whose parts know each other."""
+        self._profiler.let_go()
         gc.collect()
         if self._device.is_cuda:
             torch.cuda.empty_cache()  # ranks that share a GPU need it too

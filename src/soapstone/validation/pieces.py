@@ -29,7 +29,7 @@ from soapstone.runtime.alone import Clock, StepAlone, Taken
 from soapstone.runtime.wire import Wire
 from soapstone.tasks.task import TaskKind
 from soapstone.validation.handing import message_to_nobody_s
-from soapstone.validation.in_step import FEWEST, LEAST_S, usual, without_gain
+from soapstone.validation.in_step import FEWEST, LEAST_S, units_of, usual, without_gain
 from soapstone.validation.parts import Parts
 from soapstone.validation.traffic import Traffic
 from soapstone.validation.unsteady import Pace
@@ -161,7 +161,7 @@ def _factors(
     thought to be zero, give or take what is likely, and what was seen counts against that by how well it
     hangs together."""
     count = columns.shape[1] if count is None else count
-    units = np.maximum(np.mean(columns, axis=0), 1e-30)
+    units = units_of(columns)
     rows, seen = columns / units * weight[:, None], wanted * weight
     left = seen - rows @ without_gain(rows, seen, count)
     noise = np.sqrt(left @ left / max(1, len(rows) - columns.shape[1]))

@@ -147,7 +147,7 @@ def _in_turn(
             if pace is not None and number % BETWEEN_PACES == 0:
                 pace.take()
             if is_short[i]:
-                trainer.step(model.inputs)
+                _timed_step(trainer, model, wire)
             taken_s[i] += [_timed_step(trainer, model, wire) for _ in range(count)]
 
     def is_doubtful() -> bool:  # not within turns: gloo's threads would take cores from who computes next

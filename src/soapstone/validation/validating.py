@@ -87,11 +87,11 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
         with settled_objects():  # as steps are run
             measuring = Measuring(machine, wanted.budget_s, wire, show)
             done_alone = [found[0], *to_do_alone(found[::2], machine)]
-            finer = [done_alone[1]] if wire.device.type == "cpu" else []  # no step of it is done elsewhere
-            measuring.strategies([*found, *finer], first=done_alone)
+            beside = [done_alone[1]] if wire.device.type == "cpu" else []  # no step of it is done elsewhere
+            measuring.strategies([*found, *beside], first=done_alone)
             traffic = measured_traffic(wire, machine)
-            first, smaller, cut_up = (run_plan(each, machine, measuring.costs) for each in done_alone)
-            crowding = measuring.crowding(first, smaller, model, traffic.handing.call_s)
+            first, finer, cut_up = (run_plan(each, machine, measuring.costs) for each in done_alone)
+            crowding = measuring.crowding(first, finer, model, traffic.handing.call_s)
             beyond = measuring.beyond(cut_up, model, crowding, traffic)
             found = measuring.found_anew(found, graph, wanted.seed, crowding, beyond.added_to(traffic))
             costs, inside = measuring.costs, measuring.inside()
