@@ -89,8 +89,13 @@ TOLD = 0.01
 """[choice] No call tells its passes nearer than this, as a part of their time, however few calls agree."""
 
 SETTLING = 3
-"""[choice] So often what passes take in all is settled: no pass takes less than half, so the first time may
-not be all of it."""
+"""[choice] So often what backward passes take in all is settled: none takes less than half, so the first time
+may not be all of it."""
+
+SMALLER, MOST_TIMES = 1.5, 3.0
+"""[choice] Where tasks of the second step are so many times smaller, what tasks, views and passes have of
+their own is such that all of its tasks together take what they took; by no more than so many times is it
+changed for that."""
 
 
 @dataclass(frozen=True)
@@ -366,7 +371,7 @@ def longer(
 ) -> Longer:
     """What forward tasks take longer than their passes do over and over again, by what they took, so that
     together they take what they took. A row has one, a task's views and passes, and these passes' seconds.
-    Others, which are of another size, help to tell these apart."""
+    Others help to tell these apart; if they are clearly smaller, they take together what they took, too."""
     if len(rows) < FEWEST:
         return Longer()
     every, every_s = np.vstack([rows, other_rows]), np.append(seen_s, other_seen_s)
@@ -378,10 +383,21 @@ def longer(
     noise = sqrt(left @ left / max(1, len(told) - count - 1))
     doubts = np.diag([*[noise / LIKELY_S] * count, sqrt(DOUBT * own_s.sum())] / units)
     columns, wanted = np.vstack([told, doubts]), np.append(wanted, np.zeros(count + 1))
-    task_s, view_s, pass_s, share = (factors := without_gain(columns, wanted, count) / units)
-    rest_s = seen_s - rows[:, -1] - rows @ factors
-    share += rest_s.sum() / max(rows[:, -1].sum(), 1e-9)  # what doubt has kept back
-    return Longer(_digits(task_s), _digits(view_s), pass_s=_digits(pass_s), share=_bounded(share))
+    factors = np.where(every.any(axis=0), without_gain(columns, wanted, count) / units, 0.0)
+    own, others = _together(rows, seen_s, factors), _together(other_rows, other_seen_s, factors)
+    if others[0] * own[1] > SMALLER * own[0] * others[1]:
+        times = (others[2] * own[1] - own[2] * others[1]) / (others[0] * own[1] - own[0] * others[1])
+        factors *= min(MOST_TIMES, max(0.0, times))
+    share = (own[2] - (rows[:, :-1] @ factors[:-1]).sum()) / max(own[1], 1e-9)
+    task_s, view_s, pass_s = map(_digits, factors[:-1])
+    return Longer(task_s, view_s, pass_s=pass_s, share=_bounded(share))
+
+
+def _together(rows: Floats, seen_s: Floats, factors: Floats) -> tuple[float, float, float]:
+    """What all tasks have of their own by these factors; what their passes take over and over, and how much
+    longer they took."""
+    passes_s = rows[:, -1].sum()
+    return float((rows[:, :-1] @ factors[:-1]).sum()), float(passes_s), float(seen_s.sum() - passes_s)
 
 
 def units_of(columns: Floats) -> Floats:
