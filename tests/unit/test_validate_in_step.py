@@ -168,6 +168,20 @@ def test_adding_up_is_as_it_was_measured_where_nothing_tells_it_from_passes() ->
     assert longer_back(calls(1, 1e-3, Longer()), calls(4, 2.5e-4, Longer(), 2e-4, 0.5))[1] == 1.0
 
 
+def test_what_passes_have_of_their_own_does_not_save_their_time() -> None:
+    """Small passes that take twice as long as they should, beside large ones that take less: that is not
+    believed to be a pass's own; and what the large ones took stays what they take."""
+    large, small = ROWS, ROWS / np.array([1.0, 1.0, 1.0, 4.0])
+    found = longer(large, 0.9 * large[:, 3], small, 2.5 * small[:, 3])
+    assert found.share >= -0.2 - 1e-6
+    said_s = large @ np.array([found.task_s, found.view_s, found.pass_s, 1.0 + found.share])
+    assert said_s.sum() == pytest.approx(0.9 * large[:, 3].sum(), rel=0.01)
+    own, others = calls(1, 1e-3, Longer(share=-0.1)), calls(4, 2.5e-4, Longer(share=1.0), 2e-4)
+    back, times = longer_back(own, others)
+    assert back.share >= -0.2 - 1e-6
+    assert own[0].said_s(back) + times * own[0].adding_s == pytest.approx(own[0].seen_s, rel=0.01)
+
+
 def test_few_tasks_tell_nothing() -> None:
     assert longer(ROWS[:7], 2 * ROWS[:7, 3]) == Longer()
     assert less_or_longer([(1e-4, 1.0)] * 7, 1e-3) == Longer()
