@@ -11,17 +11,23 @@ import torch
 
 from soapstone.cli.main import main
 from soapstone.errors import TrainingError
-from soapstone.runtime.slices import CONTROL, check_slices, slice_environment, sliced
+from soapstone.runtime.slices import CONTROL, QUEUES, check_slices, slice_environment, sliced
 
 
-def test_a_rank_has_its_share_of_the_multiprocessors(tmp_path: Path) -> None:
+def test_a_rank_has_its_share_of_the_multiprocessors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(QUEUES, raising=False)
     told = slice_environment(tmp_path, 3)
     assert told == {
         "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "pipe"),
         "CUDA_MPS_LOG_DIRECTORY": str(tmp_path / "log"),
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "33.3333",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "16",
     }
     assert slice_environment(tmp_path, 4)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    monkeypatch.setenv(QUEUES, "8")
+    assert slice_environment(tmp_path, 3)[QUEUES] == "8"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
