@@ -302,11 +302,11 @@ class _CutUp:
         tasks_s = {}
         for number in real.tasks_s:
             own = back.get(number, [number])
-            tasks_s[number] = float(parts.seconds[own].sum() + times * PIECE_S * parts.put[own].sum())
+            tasks_s[number] = float(parts.seconds[own].sum() + times * PIECE_S * parts.handed.put[own].sum())
             tasks_s[number] += times * BACK_S * (number in back)
         place = self.tasks.tasks[next(iter(tasks_s))].resource
         is_own = np.array([task.resource == place for task in self.tasks.tasks])
-        cut = float((parts.pieces - parts.put)[is_own].sum())
+        cut = float(parts.handed.cut[is_own].sum())
         each_s = times * (ASKING_S + PIECE_S * cut / sum(count for _, count in self.asked))
         asked_s: dict[int, float] = {}
         for task, count in self.asked:

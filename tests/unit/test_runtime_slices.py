@@ -14,9 +14,7 @@ from soapstone.errors import TrainingError
 from soapstone.runtime.slices import CONTROL, QUEUES, check_slices, slice_environment, sliced
 
 
-def test_a_rank_has_its_share_of_the_multiprocessors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_has_its_share_of_the_multiprocessors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(QUEUES, raising=False)
     told = slice_environment(tmp_path, 3)
     assert told == {

@@ -179,9 +179,9 @@ def test_factors_do_what_they_say(graph: Graph) -> None:
     assert np.allclose(parts.durations(Calibration(bandwidth=0.5)) - usual, parts.wire_s)
     assert np.allclose(parts.durations(Calibration(latency=3.0)) - usual, 2 * parts.latency_s)
     assert np.allclose(parts.durations(Calibration(overhead_s=1.0)) - usual, parts.operators)
-    assert np.allclose(parts.durations(Calibration(message_s=1.0)) - usual, parts.messages)
+    assert np.allclose(parts.durations(Calibration(message_s=1.0)) - usual, parts.handed.messages)
     assert parts.operators.sum() > 0
-    assert parts.messages.sum() > 0
+    assert parts.handed.messages.sum() > 0
 
 
 def test_memory_that_was_not_measured_goes_with_the_nearest_size(graph: Graph) -> None:
@@ -384,7 +384,7 @@ def test_messages_are_those_that_ranks_post(graph: Graph, seed: int) -> None:
         )
         own = [n for n, task in enumerate(tasks.tasks) if task.resource == device.name]
         sums = sum(key[2] == WEIGHT for key in tasks.exchanges)
-        assert expected <= parts.messages[own].sum() <= expected + 2 * sums
+        assert expected <= parts.handed.messages[own].sum() <= expected + 2 * sums
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -416,11 +416,11 @@ def test_pieces_are_those_that_ports_cut_out_and_put_together(model: str, seed: 
                 )
             put += len(ports) if len(ports) > 1 and inbox.arrivals else 0
         own = [n for n, task in enumerate(tasks.tasks) if task.resource == device.name]
-        assert parts.pieces[own].sum() == cut + put
-    assert parts.pieces.sum() > 0
+        assert parts.handed.pieces[own].sum() == cut + put
+    assert parts.handed.pieces.sum() > 0
     slower = parts_of(plan, COSTS, backend="memory", traffic=Traffic(handing=Handing(part_s=1.0)))
     assert slower.durations(Calibration()).sum() == pytest.approx(
-        parts.durations(Calibration()).sum() + parts.pieces.sum()
+        parts.durations(Calibration()).sum() + parts.handed.pieces.sum()
     )
 
 
@@ -437,7 +437,7 @@ def test_what_no_task_makes_is_handed_over_before_the_first(graph: Graph) -> Non
     )
     for device in MACHINE.devices:
         own = [n for n, task in enumerate(tasks.tasks) if task.resource == device.name]
-        assert parts.messages[min(own, key=lambda n: start_s[n])] >= gathers
+        assert parts.handed.messages[min(own, key=lambda n: start_s[n])] >= gathers
 
 
 def test_devices_that_share_memory_copy_messages_themselves(graph: Graph) -> None:

@@ -27,7 +27,15 @@ from soapstone.validation.drawing import Drawn, to_do_alone
 from soapstone.validation.handing import Handing
 from soapstone.validation.in_step import InStep, longer
 from soapstone.validation.parts import Parts, parts_of
-from soapstone.validation.pieces import LIKELY_S, Beyond, Said, Seen, beyond_said
+from soapstone.validation.pieces import (
+    LIKELY_BYTE_S,
+    LIKELY_PIECE_S,
+    LIKELY_S,
+    Beyond,
+    Said,
+    Seen,
+    beyond_said,
+)
 from soapstone.validation.traffic import Traffic
 
 COSTS = AnalyticCosts()
@@ -59,47 +67,48 @@ def of_one_rank(parts: Parts) -> list[list[int]]:
     return [[n] for n in own if tasks[n].kind is TaskKind.FORWARD] + calls
 
 
-def seen(
-    parts: Parts, found: Beyond, *, bytes_share: float = 0.0, asking_s: float = 0.0, times: int = 1
-) -> Seen:
+def seen(parts: Parts, found: Beyond, *, asking_s: float = 0.0, times: int = 1) -> Seen:
     """What would be seen of a step in which messages, pieces and calls take longer, by a clock that counts
     one while `times` seconds pass. Each message is asked for in `asking_s`, and a nanosecond for a byte."""
     rows = of_one_rank(parts)
     tasks_s = {}
     for numbers in rows:
-        put, messages = parts.put[numbers].sum(), parts.messages[numbers].sum()
+        put, messages = parts.handed.put[numbers].sum(), parts.handed.messages[numbers].sum()
         is_call = parts.tasks.tasks[numbers[0]].kind is TaskKind.BACKWARD
         handed_s = (HANDING.part_s + found.piece_s) * put + found.message_s * messages
+        handed_s += parts.handed.put_s[numbers].sum()
+        handed_s += found.piece_byte_s * parts.handed.put_bytes[numbers].sum()
         handed_s += (HANDING.call_s + found.call_s) * is_call
-        own_s = parts.seconds[numbers].sum() + 1e-9 * bytes_share * sum(
-            map(parts.tasks.bytes_before, numbers)
-        )
-        tasks_s[numbers[0]] = own_s + handed_s / times
-    cut = sum((parts.pieces - parts.put)[numbers].sum() for numbers in rows)
+        tasks_s[numbers[0]] = parts.seconds[numbers].sum() + handed_s / times
+    cut = sum(parts.handed.cut[numbers].sum() for numbers in rows)
     sizes = [256 * n for n in range(1, 41)]
-    cutting_s = (HANDING.part_s + found.piece_s) * cut / len(sizes)
+    cut_bytes = sum(parts.handed.cut_bytes[numbers].sum() for numbers in rows)
+    cutting_s = ((HANDING.part_s + found.piece_s) * cut + found.piece_byte_s * cut_bytes) / len(sizes)
     return Seen(rows, tasks_s, [(1, size, (asking_s + cutting_s + 1e-9 * size) / times) for size in sizes])
 
 
-@given(st.floats(0, 1e-4), st.floats(0, 1e-4), st.floats(0, 3e-4), st.floats(0, 1), st.sampled_from([1, 2]))
+@given(
+    st.floats(0, 1e-4), st.floats(0, 1e-4), st.floats(0, 3e-4), st.floats(0, 1e-9), st.sampled_from([1, 2])
+)
 def test_what_was_put_in_is_found(
-    cut_up: Parts, message_s: float, piece_s: float, call_s: float, bytes_share: float, times: int
+    cut_up: Parts, message_s: float, piece_s: float, call_s: float, byte_s: float, times: int
 ) -> None:
-    """Whatever bytes took, and with what asking for messages took beyond messages to nobody; what is cut out
-    for them is in the time of asking."""
-    put_in = Beyond(message_s, piece_s, call_s)
-    as_seen = seen(cut_up, put_in, bytes_share=bytes_share, asking_s=5e-5, times=times)
+    """With what asking for messages took beyond messages to nobody; what is cut out for them is in the time
+    of asking."""
+    put_in = Beyond(message_s, piece_s, call_s, byte_s)
+    as_seen = seen(cut_up, put_in, asking_s=5e-5, times=times)
     found = beyond_said(Said(cut_up, cut_up.seconds, times), as_seen, 3e-5)
     assert found is not None
     assert found.message_s == pytest.approx(message_s + 2e-5, abs=1e-8)
     assert found.piece_s == pytest.approx(piece_s, abs=1e-8)
     assert found.call_s == pytest.approx(call_s, abs=1e-8)
+    assert found.piece_byte_s == pytest.approx(byte_s, abs=1e-12)
 
 
 def test_what_cannot_be_told_apart_is_not_believed(cut_up: Parts) -> None:
     """Where tasks take now more and now less by far more than messages do, messages are as they were measured
     by themselves; where it is less than theirs, they are found."""
-    put_in = Beyond(5e-5, 5e-5, 5e-5)
+    put_in = Beyond(5e-5, 5e-5, 5e-5, 2e-10)
 
     def found_amid(noise_s: float) -> list[Beyond]:
         found = []
@@ -113,8 +122,8 @@ def test_what_cannot_be_told_apart_is_not_believed(cut_up: Parts) -> None:
         return found
 
     amid_little, amid_much = (np.array([astuple(each) for each in found_amid(s)]) for s in (2e-5, 2e-2))
-    assert np.median(amid_little, axis=0) == pytest.approx([5e-5] * 3, rel=0.3)
-    assert amid_much.max() < 2 * LIKELY_S
+    assert np.median(amid_little[:, :3], axis=0) == pytest.approx([5e-5] * 3, rel=0.3)
+    assert (amid_much.max(axis=0) < 2 * np.array([LIKELY_S, LIKELY_PIECE_S, LIKELY_S, LIKELY_BYTE_S])).all()
 
 
 def test_nothing_is_found_to_take_less(cut_up: Parts) -> None:

@@ -16,6 +16,7 @@ from soapstone.sim.reference import Timeline
 from soapstone.tasks.exchange import Exchange, Move, Pattern, Transfer
 from soapstone.tasks.placed import BACKWARD
 from soapstone.tasks.task import COMPUTE_KINDS, Key, Task, TaskGraph, TaskKind
+from soapstone.validation.handing import Handing
 from soapstone.validation.traffic import Traffic
 
 Floats = NDArray[np.float64]
@@ -123,11 +124,39 @@ def _local(exchange: Exchange, sink: int) -> int:
     return sum(volume(box) for box in boxes if box is not None)
 
 
-def handed_over(tasks: TaskGraph, ends: Ends, ran: AsRun, traffic: Traffic) -> tuple[Floats, Floats, Floats]:
+@dataclass(frozen=True)
+class HandedOver:
     """For each compute task, the messages that it hands over or takes, a collective being one of them and one
-    that goes in pieces more than one; how many are cut out of a tensor for that; and how many are put into
-    one. What no task makes (weights) is handed over at the beginning, on both sides."""
-    messages, cut, put = np.zeros((3, len(tasks.tasks)))
+    that goes in pieces more than one; how many are cut out of a tensor for that, and their bytes; how many
+    are put into one, and their bytes; and for how long devices copy the latter, as `copied_by_devices` has
+    it."""
+
+    messages: Floats
+    cut: Floats
+    cut_bytes: Floats
+    put: Floats
+    put_bytes: Floats
+    put_s: Floats
+
+    @property
+    def pieces(self) -> Floats:
+        """What is cut out or put in."""
+        return self.cut + self.put
+
+    @property
+    def piece_bytes(self) -> Floats:
+        """The bytes of that."""
+        return self.cut_bytes + self.put_bytes
+
+    def taken_s(self, handing: Handing, calls: Floats) -> Floats:
+        """What all of this takes of tasks, and so many calls of autograd."""
+        return handing.taken_s(self.messages, self.pieces, self.piece_bytes, calls)
+
+
+def handed_over(tasks: TaskGraph, ends: Ends, ran: AsRun, traffic: Traffic, wire_s: Floats) -> HandedOver:
+    """What each task hands over and takes. What no task makes (weights) is handed over at the beginning, on
+    both sides. `wire_s` are the times of bytes that devices copy."""
+    messages, cut, cut_bytes, put, put_bytes, put_s = np.zeros((6, len(tasks.tasks)))
     contributions = {key: _contributions(key, exchange) for key, exchange in tasks.exchanges.items()}
     sizes = summed_bytes(tasks, ran.led_by)
     joined: set[tuple[Key, int]] = set()
@@ -150,16 +179,22 @@ def handed_over(tasks: TaskGraph, ends: Ends, ran: AsRun, traffic: Traffic) -> t
                 messages[end] += handed
         if is_collective:
             continue
+        element_bytes = task.size_bytes / (_steps(move) * move.elements)
         for transfer in move.transfers:
             if transfer.sender == sender and there[0] >= 0:
-                cut[there[0]] += len(transfer.sources) > 1 or not _is_whole(exchange, transfer)
+                is_cut = len(transfer.sources) > 1 or not _is_whole(exchange, transfer)
+                cut[there[0]] += is_cut
+                cut_bytes[there[0]] += is_cut * element_bytes * volume(transfer.box)
             if transfer.receiver == receiver and taken >= 0:
                 own = contributions[task.key[:-2]]
                 several = [sink for sink in transfer.sinks if len(own[sink]) > 1]
                 new = {(task.key[:-2], sink) for sink in several} - joined
                 joined |= new
                 put[taken] += len(several) + sum(own[sink].count(LOCAL) for _, sink in new)
-    return messages, cut, put
+                elements = volume(transfer.box) * len(several) + sum(_local(exchange, k) for _, k in new)
+                put_bytes[taken] += element_bytes * elements
+                put_s[taken] += wire_s[number] / 2 * elements / (_steps(move) * move.elements)
+    return HandedOver(messages, cut, cut_bytes, put, put_bytes, put_s)
 
 
 def pieces_in(tasks: TaskGraph) -> int:
@@ -170,8 +205,12 @@ def pieces_in(tasks: TaskGraph) -> int:
 
 def _messages(move: Move, task: Task, traffic: Traffic) -> float:
     """The messages that a message, or the hop of what is made of messages, is at each of its ends."""
-    count = 1 if move.pattern is Pattern.TRANSFER else len(move.devices) - 1
-    return count * traffic.handed(task.size_bytes // count)
+    return _steps(move) * traffic.handed(task.size_bytes // _steps(move))
+
+
+def _steps(move: Move) -> int:
+    """How many boxes go over a hop, one after the other."""
+    return 1 if move.pattern is Pattern.TRANSFER else len(move.devices) - 1
 
 
 def _is_whole(exchange: Exchange, transfer: Transfer) -> bool:

@@ -122,9 +122,12 @@ class Measuring:
         is_cuda, always = self._device.is_cuda, crowding.all_at_work
         tasks_only = replace(always, in_step=tuple(replace(each, between_s=0.0) for each in always.in_step))
         nothing_copied = replace(traffic, within_nodes=False)
-        (parts,) = predicted_parts([plan], self.costs, tasks_only, nothing_copied, self._wire)
+        parts, bare = (
+            predicted_parts([plan], self.costs, tasks_only, each, self._wire)[0]
+            for each in (traffic, nothing_copied)
+        )
         stretch = 1.0 if is_cuda else always.stretch[-1] * always.real[-1]
-        said = Said(parts, parts.launching_s if is_cuda else parts.seconds / stretch, stretch)
+        said = Said(parts, bare.launching_s if is_cuda else bare.seconds / stretch, stretch)
         clock = perf_counter if is_cuda else self._device.clock
         found = measured_beyond(self._wire, alone.step, said, clock, self.pace)
         del alone

@@ -1,16 +1,16 @@
 """What the durations of a plan's tasks are made of, so that factors of them can be fitted to whole steps.
 
     duration = compute * seconds + overhead_s * operators + message_s * messages        of a compute task
-               + handing * (m * messages + p * pieces + c * calls)
+               + handing * (m * messages + p * pieces + b * their bytes + c * calls)
                + handing * w + wake_s where it needs something of another device
              = wire / bandwidth + latency * latencies                                   of a message
 
 `seconds` are the profile's, `operators` the passes of operators in the task, `messages` those that it waits
 for or that wait for it (handing one over takes time of the device's own thread, `m` as measured), `pieces`
-those that are cut out of a tensor or put into one for it (which takes `p`, as measured), `calls` the calls of
-autograd that begin with it (`c`, as measured), `w` is what meeting another rank takes (`meeting`); `wire` is
-the time that the bytes alone take and `latencies` the rest (`traffic`). Which device waits for what is seen
-in the simulated timeline. The factors are `Calibration`'s.
+those that are cut out of a tensor or put into one for it (which takes `p`, and `b` for each byte, as
+measured), `calls` the calls of autograd that begin with it (`c`, as measured), `w` is what meeting another
+rank takes (`meeting`); `wire` is the time that the bytes alone take and `latencies` the rest (`traffic`).
+Which device waits for what is seen in the simulated timeline. The factors are `Calibration`'s.
 
 A GPU computes while its rank launches the next operators and sees to messages. So there a task is two: its
 kernels (`compute * seconds`), and launching them, by a thread that does so for one task after the other and
@@ -49,7 +49,7 @@ from soapstone.validation.adding import adding_s
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import NO_CROWDING, ROUNDS, Crowding, at_levels, crowded, under_way
 from soapstone.validation.ends import (
-    Ends,
+    HandedOver,
     copied_by_devices,
     devices_between,
     ends_of,
@@ -98,9 +98,7 @@ class Parts:
     seconds: Floats
     launching_s: Floats
     operators: Floats
-    messages: Floats
-    pieces: Floats
-    put: Floats
+    handed: HandedOver
     calls: Floats
     meets: Floats
     met_s: Floats
@@ -114,10 +112,9 @@ class Parts:
     def durations(self, found: Calibration) -> Floats:
         """The durations under a calibration; on GPUs those of launching follow."""
         computed = found.compute * self.seconds
-        handled = self.handing.taken_s(self.messages, self.pieces, self.calls)
-        beside = (
-            found.overhead_s * self.operators + found.message_s * self.messages + found.wake_s * self.meets
-        )
+        handled = self.handed.taken_s(self.handing, self.calls)
+        messages_s = found.message_s * self.handed.messages
+        beside = found.overhead_s * self.operators + messages_s + found.wake_s * self.meets
         sent = self.wire_s / found.bandwidth + found.latency * self.latency_s
         if not self.launches_ahead:
             return computed + found.handing * (handled + self.met_s) + beside + sent
@@ -196,9 +193,14 @@ def parts_of(
     of_size = np.array([traffic.of_message(task.size_bytes) for task in plain.tasks])
     wire_s *= np.where(is_sum, of_bytes, of_size * (1.0 if on_a_bus else traffic.messages[0]))
     latency_s *= np.where(is_sum, of_latency, traffic.latency)
+    is_copied = _are_copied(plain, machine, traffic, shares_memory=shares_memory)
+    handed = handed_over(plain, ends, ran, traffic, np.where(is_copied, wire_s, 0.0))
+    calls = np.array([float(task.key in ran.begins) for task in plain.tasks])
+    handling_s = handed.taken_s(traffic.handing, calls)
+    copying_s = copied_by_devices(plain, ends, np.where(is_copied, wire_s, 0.0))
+    wire_s = np.where(is_copied, 0.0, wire_s)
     if shares_memory:
-        wire_s = copied_by_devices(plain, ends, wire_s)
-    wire_s, copying_s = _apart_from_copies(plain, ends, machine, wire_s, traffic)
+        wire_s, copying_s = copying_s, np.zeros_like(copying_s)
     for member, leader in ran.led_by.items():
         a, b = plain.ids[member], plain.ids[leader]
         wire_s[b] += wire_s[a]
@@ -218,11 +220,6 @@ def parts_of(
     if launches is not None:
         most_ahead = _most_ahead(ran, launching_s, crowding.ahead_s)
         flat = _with_launching(tasks, flat, most_ahead, awaits_messages=not on_a_bus)
-
-    messages, cut, put = handed_over(plain, ends, ran, traffic)
-    pieces = cut + put
-    calls = np.array([float(task.key in ran.begins) for task in plain.tasks])
-    handling_s = traffic.handing.taken_s(messages, pieces, calls)
 
     def simulated(durations: Floats) -> tuple[Floats, Floats]:
         count = len(durations)
@@ -250,9 +247,7 @@ def parts_of(
         seconds,
         launching_s,
         np.array(counted),
-        messages,
-        pieces,
-        put,
+        handed,
         calls,
         meets,
         traffic.meeting_s * meets,
@@ -264,16 +259,13 @@ def parts_of(
     ).among(crowding.unsteady, machine, busy)
 
 
-def _apart_from_copies(
-    tasks: TaskGraph, ends: Ends, machine: Machine, wire_s: Floats, traffic: Traffic
-) -> tuple[Floats, Floats]:
-    """The time of bytes on links, and that of devices which copy them within a computer where others are
-    elsewhere."""
-    if not traffic.within_nodes:
-        return wire_s, np.zeros_like(wire_s)
-    is_far = far_apart(tasks, machine)
-    near_s = np.where(is_far, 0.0, wire_s)
-    return wire_s - near_s, copied_by_devices(tasks, ends, near_s)
+def _are_copied(
+    tasks: TaskGraph, machine: Machine, traffic: Traffic, *, shares_memory: bool
+) -> NDArray[np.bool_]:
+    """Which messages devices copy themselves: all, or those within a computer where others are elsewhere."""
+    if shares_memory or not traffic.within_nodes:
+        return np.full(len(tasks.tasks), shares_memory)
+    return ~far_apart(tasks, machine)
 
 
 def _launched(

@@ -5,8 +5,11 @@ has autograd take back a few of them at a time. All of that is measured by itsel
 little: in a step it comes once among hundreds of operators, and gradients are put together by adding them up
 ([measured] NMT and RNNLM, hidden 256, an Arm core: 40 to 80 us for a piece, 16 by itself; 0.15 to 0.25 ms for
 a call, 0.1 by itself). So ranks do steps of such a strategy alone, too (`runtime.alone`). What tasks take
-beyond their prediction is put down to messages, pieces and calls, and to the bytes that come, which are
-predicted; a message also takes what asking for it does, less what one to nobody takes by itself.
+beyond their prediction, copying included, is put down to messages, pieces, their bytes and calls; a message
+also takes what asking for it does, less what one to nobody takes by itself. Pieces are told from their bytes,
+since a strategy in micro-batches has as many that are smaller ([measured] an MLP, two x86 cores: 0.1 ms for
+a piece of 0.5 MB; a pipeline whose pieces are an eighth of that was 17 to 36 % too slow when each was charged
+as much). Where all are of one size only what is likely tells the two apart.
 
 Where tasks are long and messages large, all of this is little beside what a task takes one time and not the
 next, and telling it apart would be guessing ([measured] four ranks on two cores, messages of 2 MB: 0.6 ms for
@@ -37,7 +40,10 @@ from soapstone.validation.unsteady import Pace
 Floats = NDArray[np.float64]
 
 LIKELY_S = 1e-4
-"""[choice] By so much an end of a message, a piece or a call may well take longer in a step."""
+"""[choice] By so much an end of a message or a call may well take longer in a step."""
+
+LIKELY_PIECE_S, LIKELY_BYTE_S = 3e-5, 5e-10
+"""[choice] And by so much a piece, and each of its bytes."""
 
 ROUNDS, WARM_UP = 9, 2
 """[choice] How often the step is done, and how often before that."""
@@ -66,12 +72,13 @@ class Seen:
 
 @dataclass(frozen=True)
 class Beyond:
-    """What a message takes of each of its ends, a piece and a call, beyond what was measured of them by
-    themselves."""
+    """What a message takes of each of its ends, a piece, a call and a piece's byte, beyond what was measured
+    of them by themselves."""
 
     message_s: float = 0.0
     piece_s: float = 0.0
     call_s: float = 0.0
+    piece_byte_s: float = 0.0
 
     def added_to(self, traffic: Traffic) -> Traffic:
         """The traffic as it is in steps. Sums and further pieces, which are told in ends of messages, stay as
@@ -82,6 +89,7 @@ class Beyond:
             own,
             message_s=own.message_s + self.message_s,
             part_s=own.part_s + self.piece_s,
+            part_byte_s=own.part_byte_s + self.piece_byte_s,
             further=own.further * fewer,
             call_s=own.call_s + self.call_s,
             sums={count: (fewer * few, fewer * many) for count, (few, many) in own.sums.items()},
@@ -129,33 +137,38 @@ def beyond_said(said: Said, seen: Seen, usual_s: float) -> Beyond | None:
     None where there are too few pieces to tell. A message that is cut out of a tensor is so when it is asked
     for; what is put together is so in the task that needs it."""
     parts, handing, stretch = said.parts, said.parts.handing, said.stretch
+    handed = parts.handed
     rows, beyond_s, said_s = [], [], []
     for numbers in map(list, seen.as_one):
         is_call = float(parts.tasks.tasks[numbers[0]].kind is TaskKind.BACKWARD)
-        put, messages = (float(each[numbers].sum()) for each in (parts.put, parts.messages))
-        rows.append((messages, put, is_call, float(sum(map(parts.tasks.bytes_before, numbers)))))
-        said_s.append(float(said.seconds[numbers].sum()))
-        handed_s = handing.part_s * put + handing.call_s * is_call
-        beyond_s.append(seen.tasks_s[numbers[0]] - said_s[-1] - handed_s / stretch)
+        columns = (handed.messages, handed.put, handed.put_bytes)
+        messages, put, put_bytes = (float(each[numbers].sum()) for each in columns)
+        rows.append((messages, put, put_bytes, is_call))
+        handed_s = handing.part_s * put + handing.part_byte_s * put_bytes + handing.call_s * is_call
+        handed_s += float(handed.put_s[numbers].sum())
+        said_s.append(float(said.seconds[numbers].sum()) + handed_s / stretch)
+        beyond_s.append(seen.tasks_s[numbers[0]] - said_s[-1])
     told = np.array(rows).reshape(-1, 4)
     if np.count_nonzero(told[:, 1]) < FEWEST or not seen.asked:
         return None
     weight = 1.0 / np.sqrt(np.maximum(said_s, LEAST_S))
-    taking_s, piece_s, call_s, _ = stretch * _factors(
-        told, np.array(beyond_s), weight, [LIKELY_S / stretch] * 3 + [np.inf]
-    )
+    likely = np.array([LIKELY_S, LIKELY_PIECE_S, LIKELY_BYTE_S, LIKELY_S]) / stretch
+    found_s = (stretch * _factors(told, np.array(beyond_s), weight, likely)).tolist()
+    taking_s, piece_s, byte_s, call_s = found_s
     numbers = [number for each in seen.as_one for number in each]
-    cut = float((parts.pieces - parts.put)[numbers].sum())
+    cut, cut_bytes = (float(each[numbers].sum()) for each in (handed.cut, handed.cut_bytes))
     asked = np.array(seen.asked, dtype=np.float64)
-    each_s = usual_s + (handing.part_s + float(piece_s)) * cut / float(asked[:, 0].sum())
+    cutting_s = (handing.part_s + piece_s) * cut + (handing.part_byte_s + byte_s) * cut_bytes
+    each_s = usual_s + cutting_s / float(asked[:, 0].sum())
     longer_s = asked[:, 2] - each_s / stretch * asked[:, 0]
-    by_asking = _factors(asked[:, 1::-1], longer_s, np.ones(len(asked)), [np.inf, LIKELY_S / stretch], 1)
-    message_s = max(stretch * float(by_asking[1]) + float(taking_s), 0.0)
-    return Beyond(message_s, float(piece_s), float(call_s))
+    only_messages = np.array([np.inf, LIKELY_S / stretch])
+    by_asking = _factors(asked[:, 1::-1], longer_s, np.ones(len(asked)), only_messages, 1)
+    message_s = max(stretch * float(by_asking[1]) + taking_s, 0.0)
+    return Beyond(message_s, piece_s, call_s, byte_s)
 
 
 def _factors(
-    columns: Floats, wanted: Floats, weight: Floats, likely: Sequence[float], count: int | None = None
+    columns: Floats, wanted: Floats, weight: Floats, likely: Floats, count: int | None = None
 ) -> Floats:
     """What one of each column takes, the first so many of them (None: all) nothing less than nothing. Each is
     thought to be zero, give or take what is likely, and what was seen counts against that by how well it
@@ -165,6 +178,6 @@ def _factors(
     rows, seen = columns / units * weight[:, None], wanted * weight
     left = seen - rows @ without_gain(rows, seen, count)
     noise = np.sqrt(left @ left / max(1, len(rows) - columns.shape[1]))
-    doubts = np.diag(noise / (np.array(likely) * units))
+    doubts = np.diag(noise / (likely * units))
     found = without_gain(np.vstack([rows, doubts]), np.append(seen, np.zeros(len(doubts))), count)
     return np.asarray(found / units)
