@@ -40,10 +40,10 @@ from soapstone.validation.unsteady import Pace
 Floats = NDArray[np.float64]
 
 LIKELY_S = 1e-4
-"""[choice] By so much an end of a message or a call may well take longer in a step."""
+"""[choice] By so much asking for a message or a call may well take longer in a step."""
 
-LIKELY_PIECE_S, LIKELY_BYTE_S = 3e-5, 5e-10
-"""[choice] And by so much a piece, and each of its bytes."""
+LIKELY_PIECE_S, LIKELY_BYTE_S = 3e-5, 3e-10
+"""[choice] And by so much taking a message or a piece, and each of a piece's bytes."""
 
 ROUNDS, WARM_UP = 9, 2
 """[choice] How often the step is done, and how often before that."""
@@ -152,7 +152,7 @@ def beyond_said(said: Said, seen: Seen, usual_s: float) -> Beyond | None:
     if np.count_nonzero(told[:, 1]) < FEWEST or not seen.asked:
         return None
     weight = 1.0 / np.sqrt(np.maximum(said_s, LEAST_S))
-    likely = np.array([LIKELY_S, LIKELY_PIECE_S, LIKELY_BYTE_S, LIKELY_S]) / stretch
+    likely = np.array([LIKELY_PIECE_S, LIKELY_PIECE_S, LIKELY_BYTE_S, LIKELY_S]) / stretch
     found_s = (stretch * _factors(told, np.array(beyond_s), weight, likely)).tolist()
     taking_s, piece_s, byte_s, call_s = found_s
     numbers = [number for each in seen.as_one for number in each]
