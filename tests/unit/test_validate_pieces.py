@@ -173,6 +173,23 @@ def test_what_is_gathered_is_met_once(graph: Graph) -> None:
     assert not zero.meets[~np.array(reads)].any()
 
 
+def test_a_gradient_that_many_added_to_is_put_together_once(graph: Graph) -> None:
+    """Under ZeRO a part of a weight's gradient is that of this rank, by all cells that read the weight, and
+    that of the other."""
+    zero = parts_of(plan_of(baseline("zero", graph, CPUS, COSTS, 0)), COSTS, backend="memory")
+    tasks, handed = zero.tasks.tasks, zero.handed
+    together = [n for n in np.flatnonzero(handed.put).tolist() if tasks[n].kind is TaskKind.BACKWARD]
+    come = {
+        n: {tasks[i].size_bytes for i in zero.tasks.after[n] if tasks[i].kind is TaskKind.REDUCE_SCATTER}
+        for n in together
+    }
+    alike = [n for n in together if len(come[n]) == 1]
+    assert alike
+    for n in alike:
+        assert handed.put_bytes[n] == handed.put[n] * come[n].pop()
+        assert zero.wire_s[n] == pytest.approx(handed.put_s[n])
+
+
 def test_done_alone_are_the_first_in_micro_batches_and_the_one_of_the_most_pieces(graph: Graph) -> None:
     """Or else the one of the finest tasks."""
     names = ["data_parallel", "pipeline", "model_parallel"]

@@ -4,7 +4,7 @@ time."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,6 @@ from soapstone.validation.handing import Handing
 from soapstone.validation.traffic import Traffic
 
 Floats = NDArray[np.float64]
-
-LOCAL = True
 
 
 def summed_bytes(tasks: TaskGraph, led_by: Mapping[Key, Key]) -> Mapping[Key, int]:
@@ -81,6 +79,7 @@ def copied_by_devices(tasks: TaskGraph, ends: Ends, wire_s: Floats) -> Floats:
     """The time of bytes, with the tasks of the devices that copy them: half where they are sent, half where
     they are taken. Where what comes is put together with what is there, that is copied too."""
     found = np.zeros_like(wire_s)
+    put_together = {key: _put_together(key, exchange) for key, exchange in tasks.exchanges.items()}
     seen: set[tuple[Key, int]] = set()
     for number in np.flatnonzero(wire_s).tolist():
         task, both = tasks.tasks[number], [ends.made[number], ends.taken[number]]
@@ -92,7 +91,7 @@ def copied_by_devices(tasks: TaskGraph, ends: Ends, wire_s: Floats) -> Floats:
             own, count = tasks.exchanges[task.key[:-2]], len(move.devices)
             _, receiver = devices_between(move, task)
             sinks = {(task.key[:-2], sink) for sink in move.sinks if own.sinks[sink].device == receiver}
-            elements = sum(_local(own, sink) for _, sink in sinks - seen)
+            elements = sum(sum(put_together[key][sink].here) for key, sink in sinks - seen)
             seen |= sinks
             found[ends.taken[number]] += wire_s[number] / 2 * elements / max(1, move.elements * (count - 1))
     return found
@@ -112,16 +111,6 @@ def far_apart(tasks: TaskGraph, machine: Machine) -> NDArray[np.bool_]:
 def _among(move: Move, task: Task) -> Sequence[int]:
     """The two devices of a message, and all of a collective, whose hops are as fast as its slowest."""
     return devices_between(move, task) if move.pattern is Pattern.TRANSFER else move.devices
-
-
-def _local(exchange: Exchange, sink: int) -> int:
-    """The elements of a sink that are on its device already."""
-    boxes = [
-        intersection(exchange.sources[i].box, exchange.sinks[sink].box)
-        for i, k in exchange.local
-        if k == sink
-    ]
-    return sum(volume(box) for box in boxes if box is not None)
 
 
 @dataclass(frozen=True)
@@ -157,7 +146,7 @@ def handed_over(tasks: TaskGraph, ends: Ends, ran: AsRun, traffic: Traffic, wire
     """What each task hands over and takes. What no task makes (weights) is handed over at the beginning, on
     both sides. `wire_s` are the times of bytes that devices copy."""
     messages, cut, cut_bytes, put, put_bytes, put_s = np.zeros((6, len(tasks.tasks)))
-    contributions = {key: _contributions(key, exchange) for key, exchange in tasks.exchanges.items()}
+    put_together = {key: _put_together(key, exchange) for key, exchange in tasks.exchanges.items()}
     sizes = summed_bytes(tasks, ran.led_by)
     joined: set[tuple[Key, int]] = set()
     for number, task in enumerate(tasks.tasks):
@@ -186,12 +175,13 @@ def handed_over(tasks: TaskGraph, ends: Ends, ran: AsRun, traffic: Traffic, wire
                 cut[there[0]] += is_cut
                 cut_bytes[there[0]] += is_cut * element_bytes * volume(transfer.box)
             if transfer.receiver == receiver and taken >= 0:
-                own = contributions[task.key[:-2]]
-                several = [sink for sink in transfer.sinks if len(own[sink]) > 1]
+                own = put_together[task.key[:-2]]
+                several = [sink for sink in transfer.sinks if own[sink].count > 1]
                 new = {(task.key[:-2], sink) for sink in several} - joined
                 joined |= new
-                put[taken] += len(several) + sum(own[sink].count(LOCAL) for _, sink in new)
-                elements = volume(transfer.box) * len(several) + sum(_local(exchange, k) for _, k in new)
+                here = [elements for _, sink in new for elements in own[sink].here]
+                put[taken] += len(several) + len(here)
+                elements = volume(transfer.box) * len(several) + sum(here)
                 put_bytes[taken] += element_bytes * elements
                 put_s[taken] += wire_s[number] / 2 * elements / (_steps(move) * move.elements)
     return HandedOver(messages, cut, cut_bytes, put, put_bytes, put_s)
@@ -199,8 +189,8 @@ def handed_over(tasks: TaskGraph, ends: Ends, ran: AsRun, traffic: Traffic, wire
 
 def pieces_in(tasks: TaskGraph) -> int:
     """How many pieces there are of all that is put together from more than one."""
-    found = (_contributions(key, exchange) for key, exchange in tasks.exchanges.items())
-    return sum(len(own) for each in found for own in each.values() if len(own) > 1)
+    found = (_put_together(key, exchange) for key, exchange in tasks.exchanges.items())
+    return sum(own.count for each in found for own in each.values() if own.count > 1)
 
 
 def _messages(move: Move, task: Task, traffic: Traffic) -> float:
@@ -217,18 +207,32 @@ def _is_whole(exchange: Exchange, transfer: Transfer) -> bool:
     return all(exchange.sources[i].box == transfer.box for i in transfer.sources)
 
 
-def _contributions(key: Key, exchange: Exchange) -> Mapping[int, list[bool]]:
-    """Of what each sink is put together, and whether that is on its device already. Gradients of a box that
-    several have read there are one, which autograd has added up."""
-    found: dict[int, list[bool]] = {}
+@dataclass
+class _PutTogether:
+    """Of what a sink is put together: the elements of each part that is on its device already, and how many
+    parts come."""
+
+    here: list[int] = field(default_factory=list)
+    coming: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.here) + self.coming
+
+
+def _put_together(key: Key, exchange: Exchange) -> Mapping[int, _PutTogether]:
+    """Of what each sink is put together. Gradients of a box that several have read there are one, which
+    autograd has added up."""
+    found: dict[int, _PutTogether] = {}
     is_gradient = key[0] == BACKWARD
-    own = {(sink, exchange.sources[source].box if is_gradient else source) for source, sink in exchange.local}
-    for sink, _ in own:
-        found.setdefault(sink, []).append(LOCAL)
+    own = {(k, exchange.sources[i].box if is_gradient else i): (i, k) for i, k in exchange.local}
+    for i, k in own.values():
+        overlap = intersection(exchange.sources[i].box, exchange.sinks[k].box)
+        found.setdefault(k, _PutTogether()).here.append(0 if overlap is None else volume(overlap))
     for move in exchange.moves:
         for transfer in move.transfers:
-            for sink in transfer.sinks:
-                found.setdefault(sink, []).append(not LOCAL)
+            for k in transfer.sinks:
+                found.setdefault(k, _PutTogether()).coming += 1
     return found
 
 
