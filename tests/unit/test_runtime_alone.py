@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 
 import pytest
@@ -11,9 +12,10 @@ from soapstone.cost.analytic import AnalyticCosts
 from soapstone.frontends.source import load
 from soapstone.machine import preset
 from soapstone.plans import planned, predicted
-from soapstone.runtime.alone import STILL_AFTER, StepAlone, Stopwatch
+from soapstone.runtime.alone import STILL_AFTER, AloneWire, StepAlone, Stopwatch
 from soapstone.runtime.nobody import NobodysWire
 from soapstone.runtime.recording import Moment
+from soapstone.runtime.wire import Pending
 from soapstone.search.baselines import BASELINES, baseline
 from soapstone.tasks.task import TaskKind
 from soapstone.validation.running import model_of
@@ -50,6 +52,30 @@ def test_all_that_a_rank_does_has_its_time(rank: int) -> None:
     assert taken.asked_s == {task: 1.0}
     assert taken.update_s == 1.0
     assert taken.whole_s >= sum(taken.tasks_s.values()) + 2.0
+
+
+@pytest.mark.parametrize("name", ["model_parallel", "zero", "pipeline"])
+def test_what_comes_from_nobody_has_memory_of_its_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same in each step, which nobody writes to: every message is all zeros in the last step, too."""
+    came: dict[tuple[int, int], list[torch.Tensor]] = {}
+
+    class Watched(AloneWire):
+        def receive(
+            self, shape: Sequence[int], dtype: torch.dtype, peer: int, tag: int, what: str
+        ) -> Pending:
+            found = super().receive(shape, dtype, peer, tag, what)
+            came.setdefault((peer, tag), []).append(found.wait())
+            return found
+
+    monkeypatch.setattr("soapstone.runtime.alone.AloneWire", Watched)
+    step = alone(name, 1)
+    for _ in range(3):
+        step.run(map(float, count()).__next__)
+    assert came
+    places = [{tensor.data_ptr() for tensor in own} for own in came.values()]
+    assert all(len(own) == 1 for own in places)
+    assert len(set.union(*places)) == len(places)
+    assert not any(tensor.any() for own in came.values() for tensor in own)
 
 
 @pytest.mark.parametrize("name", ["model_parallel", "single_device", "zero", "pipeline"])

@@ -416,11 +416,11 @@ def test_pieces_are_those_that_ports_cut_out_and_put_together(model: str, seed: 
                 )
             put += len(ports) if len(ports) > 1 and inbox.arrivals else 0
         own = [n for n, task in enumerate(tasks.tasks) if task.resource == device.name]
-        assert parts.handed.pieces[own].sum() == cut + put
-    assert parts.handed.pieces.sum() > 0
+        assert (parts.handed.cut + parts.handed.put)[own].sum() == cut + put
+    assert (parts.handed.cut + parts.handed.put).sum() > 0
     slower = parts_of(plan, COSTS, backend="memory", traffic=Traffic(handing=Handing(part_s=1.0)))
     assert slower.durations(Calibration()).sum() == pytest.approx(
-        parts.durations(Calibration()).sum() + parts.handed.pieces.sum()
+        parts.durations(Calibration()).sum() + (parts.handed.cut + parts.handed.put).sum()
     )
 
 

@@ -82,8 +82,7 @@ def seen(parts: Parts, found: Beyond, *, asking_s: float = 0.0, times: int = 1) 
         tasks_s[numbers[0]] = parts.seconds[numbers].sum() + handed_s / times
     cut = sum(parts.handed.cut[numbers].sum() for numbers in rows)
     sizes = [256 * n for n in range(1, 41)]
-    cut_bytes = sum(parts.handed.cut_bytes[numbers].sum() for numbers in rows)
-    cutting_s = ((HANDING.part_s + found.piece_s) * cut + found.piece_byte_s * cut_bytes) / len(sizes)
+    cutting_s = (HANDING.part_s + found.piece_s) * cut / len(sizes)
     return Seen(rows, tasks_s, [(1, size, (asking_s + cutting_s + 1e-9 * size) / times) for size in sizes])
 
 

@@ -3,8 +3,9 @@ time."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,14 +36,29 @@ def summed_bytes(tasks: TaskGraph, led_by: Mapping[Key, Key]) -> Mapping[Key, in
 
 
 @dataclass(frozen=True)
+class PutTogether:
+    """Of what a sink is put together: the elements of each part that is on its device already, and how many
+    parts come."""
+
+    here: tuple[int, ...]
+    coming: int
+
+    @property
+    def count(self) -> int:
+        """How many parts there are."""
+        return len(self.here) + self.coming
+
+
+@dataclass(frozen=True)
 class Ends:
     """For each message, by number, the last task that makes what is sent on the device that sends it, and the
-    first that needs it on the device that it comes to; -1 where no task of a device does. And the first task
-    of each device."""
+    first that needs it on the device that it comes to; -1 where no task of a device does. The first task of
+    each device. And of what the sinks of each exchange are put together."""
 
     made: Mapping[int, int]
     taken: Mapping[int, int]
     first: Mapping[int, int]
+    together: Mapping[Key, Mapping[int, PutTogether]]
 
 
 def ends_of(tasks: TaskGraph, timeline: Timeline, machine: Machine) -> Ends:
@@ -67,7 +83,7 @@ def ends_of(tasks: TaskGraph, timeline: Timeline, machine: Machine) -> Ends:
             taken[number] = next(iter(on(receiver, needed_by.get(number, []))), -1)
     everything = range(len(tasks.tasks))
     first = {device: next(iter(on(device, everything)), -1) for device in range(len(resources))}
-    return Ends(made, taken, first)
+    return Ends(made, taken, first, _together(tasks))
 
 
 def move_of(tasks: TaskGraph, task: Task) -> Move:
@@ -79,7 +95,6 @@ def copied_by_devices(tasks: TaskGraph, ends: Ends, wire_s: Floats) -> Floats:
     """The time of bytes, with the tasks of the devices that copy them: half where they are sent, half where
     they are taken. Where what comes is put together with what is there, that is copied too."""
     found = np.zeros_like(wire_s)
-    put_together = {key: _put_together(key, exchange) for key, exchange in tasks.exchanges.items()}
     seen: set[tuple[Key, int]] = set()
     for number in np.flatnonzero(wire_s).tolist():
         task, both = tasks.tasks[number], [ends.made[number], ends.taken[number]]
@@ -91,7 +106,7 @@ def copied_by_devices(tasks: TaskGraph, ends: Ends, wire_s: Floats) -> Floats:
             own, count = tasks.exchanges[task.key[:-2]], len(move.devices)
             _, receiver = devices_between(move, task)
             sinks = {(task.key[:-2], sink) for sink in move.sinks if own.sinks[sink].device == receiver}
-            elements = sum(sum(put_together[key][sink].here) for key, sink in sinks - seen)
+            elements = sum(sum(ends.together[key][sink].here) for key, sink in sinks - seen)
             seen |= sinks
             found[ends.taken[number]] += wire_s[number] / 2 * elements / max(1, move.elements * (count - 1))
     return found
@@ -116,43 +131,30 @@ def _among(move: Move, task: Task) -> Sequence[int]:
 @dataclass(frozen=True)
 class HandedOver:
     """For each compute task, the messages that it hands over or takes, a collective being one of them and one
-    that goes in pieces more than one; how many are cut out of a tensor for that, and their bytes; how many
-    are put into one, and their bytes; and for how long devices copy the latter, as `copied_by_devices` has
-    it."""
+    that goes in pieces more than one; how many are cut out of a tensor for that; how many are put into one,
+    and their bytes; and for how long devices copy the latter, as far as `copied_by_devices` has it."""
 
     messages: Floats
     cut: Floats
-    cut_bytes: Floats
     put: Floats
     put_bytes: Floats
     put_s: Floats
 
-    @property
-    def pieces(self) -> Floats:
-        """What is cut out or put in."""
-        return self.cut + self.put
-
-    @property
-    def piece_bytes(self) -> Floats:
-        """The bytes of that."""
-        return self.cut_bytes + self.put_bytes
-
     def taken_s(self, handing: Handing, calls: Floats) -> Floats:
         """What all of this takes of tasks, and so many calls of autograd."""
-        return handing.taken_s(self.messages, self.pieces, self.piece_bytes, calls)
+        return handing.taken_s(self.messages, self.cut + self.put, self.put_bytes, calls)
 
 
 def handed_over(tasks: TaskGraph, ends: Ends, ran: AsRun, traffic: Traffic, wire_s: Floats) -> HandedOver:
     """What each task hands over and takes. What no task makes (weights) is handed over at the beginning, on
     both sides. `wire_s` are the times of bytes that devices copy."""
-    messages, cut, cut_bytes, put, put_bytes, put_s = np.zeros((6, len(tasks.tasks)))
-    put_together = {key: _put_together(key, exchange) for key, exchange in tasks.exchanges.items()}
+    messages = np.zeros(len(tasks.tasks))
+    pieces = _Pieces(tasks, ends, wire_s)
     sizes = summed_bytes(tasks, ran.led_by)
-    joined: set[tuple[Key, int]] = set()
     for number, task in enumerate(tasks.tasks):
         if task.kind in COMPUTE_KINDS or task.key in ran.led_by or task.key in ran.left_out:
             continue
-        move, exchange = move_of(tasks, task), tasks.exchanges[task.key[:-2]]
+        move = move_of(tasks, task)
         made, taken = ends.made[number], ends.taken[number]
         sender, receiver = devices_between(move, task)
         there = (made, taken) if made >= 0 else (ends.first.get(sender, -1), ends.first.get(receiver, -1))
@@ -166,30 +168,54 @@ def handed_over(tasks: TaskGraph, ends: Ends, ran: AsRun, traffic: Traffic, wire
         for end in there:
             if end >= 0:
                 messages[end] += handed
-        if is_collective:
-            continue
-        element_bytes = task.size_bytes / (_steps(move) * move.elements)
+        if not is_collective:
+            pieces.add(number, there[0], taken)
+    return HandedOver(messages, pieces.cut, pieces.put, pieces.put_bytes, pieces.put_s)
+
+
+class _Pieces:
+    """What tasks cut messages out of, and put them into."""
+
+    def __init__(self, tasks: TaskGraph, ends: Ends, wire_s: Floats) -> None:
+        self.cut, self.put, self.put_bytes, self.put_s = np.zeros((4, len(tasks.tasks)))
+        self._tasks, self._ends, self._wire_s = tasks, ends, wire_s
+        self._joined: set[tuple[Key, int]] = set()
+        self._copied: set[tuple[Key, int]] = set()
+
+    def add(self, number: int, made: int, taken: int) -> None:
+        """Add a message between two tasks, -1 where there is none."""
+        task = self._tasks.tasks[number]
+        key, move = task.key[:-2], move_of(self._tasks, task)
+        sender, receiver = devices_between(move, task)
         for transfer in move.transfers:
-            if transfer.sender == sender and there[0] >= 0:
-                is_cut = len(transfer.sources) > 1 or not _is_whole(exchange, transfer)
-                cut[there[0]] += is_cut
-                cut_bytes[there[0]] += is_cut * element_bytes * volume(transfer.box)
+            if transfer.sender == sender and made >= 0:
+                exchange = self._tasks.exchanges[key]
+                self.cut[made] += len(transfer.sources) > 1 or not _is_whole(exchange, transfer)
             if transfer.receiver == receiver and taken >= 0:
-                own = put_together[task.key[:-2]]
-                several = [sink for sink in transfer.sinks if own[sink].count > 1]
-                new = {(task.key[:-2], sink) for sink in several} - joined
-                joined |= new
-                here = [elements for _, sink in new for elements in own[sink].here]
-                put[taken] += len(several) + len(here)
-                elements = volume(transfer.box) * len(several) + sum(here)
-                put_bytes[taken] += element_bytes * elements
-                put_s[taken] += wire_s[number] / 2 * elements / (_steps(move) * move.elements)
-    return HandedOver(messages, cut, cut_bytes, put, put_bytes, put_s)
+                own = self._ends.together[key]
+                sinks = {(key, sink) for sink in transfer.sinks if own[sink].count > 1}
+                self._put_in(number, taken, sinks, volume(transfer.box))
+
+    def _put_in(self, number: int, taken: int, sinks: set[tuple[Key, int]], elements: int) -> None:
+        """Put a box that came into sinks, and with the first what is there already."""
+        task, together = self._tasks.tasks[number], self._ends.together
+        move, is_sum = move_of(self._tasks, task), task.kind is TaskKind.ALL_REDUCE
+        box_bytes = task.size_bytes / _steps(move) * (len(move.devices) / 2 if is_sum else 1.0)
+        here = [each for key, sink in sinks - self._joined for each in together[key][sink].here]
+        self._joined |= sinks
+        self.put[taken] += len(sinks) + len(here)
+        self.put_bytes[taken] += box_bytes * (len(sinks) * elements + sum(here)) / move.elements
+        if self._wire_s[number]:  # nobody copies what is far
+            copied = len(sinks) * elements
+            if not is_sum:
+                copied += sum(sum(together[key][sink].here) for key, sink in sinks - self._copied)
+            self._copied |= sinks
+            self.put_s[taken] += self._wire_s[number] / 2 * copied / (_steps(move) * move.elements)
 
 
 def pieces_in(tasks: TaskGraph) -> int:
     """How many pieces there are of all that is put together from more than one."""
-    found = (_put_together(key, exchange) for key, exchange in tasks.exchanges.items())
+    found = _together(tasks).values()
     return sum(own.count for each in found for own in each.values() if own.count > 1)
 
 
@@ -207,32 +233,19 @@ def _is_whole(exchange: Exchange, transfer: Transfer) -> bool:
     return all(exchange.sources[i].box == transfer.box for i in transfer.sources)
 
 
-@dataclass
-class _PutTogether:
-    """Of what a sink is put together: the elements of each part that is on its device already, and how many
-    parts come."""
-
-    here: list[int] = field(default_factory=list)
-    coming: int = 0
-
-    @property
-    def count(self) -> int:
-        return len(self.here) + self.coming
-
-
-def _put_together(key: Key, exchange: Exchange) -> Mapping[int, _PutTogether]:
-    """Of what each sink is put together. Gradients of a box that several have read there are one, which
-    autograd has added up."""
-    found: dict[int, _PutTogether] = {}
-    is_gradient = key[0] == BACKWARD
-    own = {(k, exchange.sources[i].box if is_gradient else i): (i, k) for i, k in exchange.local}
-    for i, k in own.values():
-        overlap = intersection(exchange.sources[i].box, exchange.sinks[k].box)
-        found.setdefault(k, _PutTogether()).here.append(0 if overlap is None else volume(overlap))
-    for move in exchange.moves:
-        for transfer in move.transfers:
-            for k in transfer.sinks:
-                found.setdefault(k, _PutTogether()).coming += 1
+def _together(tasks: TaskGraph) -> Mapping[Key, Mapping[int, PutTogether]]:
+    """Of what the sinks of each exchange are put together. Gradients of a box that several have read there
+    are one, which autograd has added up."""
+    found: dict[Key, dict[int, PutTogether]] = {}
+    for key, exchange in tasks.exchanges.items():
+        is_gradient = key[0] == BACKWARD
+        own = {(k, exchange.sources[i].box if is_gradient else i): (i, k) for i, k in exchange.local}
+        here: dict[int, list[int]] = {}
+        for i, k in own.values():
+            overlap = intersection(exchange.sources[i].box, exchange.sinks[k].box)
+            here.setdefault(k, []).append(0 if overlap is None else volume(overlap))
+        coming = Counter(k for move in exchange.moves for each in move.transfers for k in each.sinks)
+        found[key] = {k: PutTogether(tuple(here.get(k, ())), coming[k]) for k in {*here, *coming}}
     return found
 
 

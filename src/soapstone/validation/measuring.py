@@ -122,12 +122,13 @@ class Measuring:
         is_cuda, always = self._device.is_cuda, crowding.all_at_work
         tasks_only = replace(always, in_step=tuple(replace(each, between_s=0.0) for each in always.in_step))
         nothing_copied = replace(traffic, within_nodes=False)
-        parts, bare = (
-            predicted_parts([plan], self.costs, tasks_only, each, self._wire)[0]
-            for each in (traffic, nothing_copied)
-        )
+        (parts,) = predicted_parts([plan], self.costs, tasks_only, nothing_copied, self._wire)
         stretch = 1.0 if is_cuda else always.stretch[-1] * always.real[-1]
-        said = Said(parts, bare.launching_s if is_cuda else bare.seconds / stretch, stretch)
+        if traffic.within_nodes:  # what devices copy there is stretched, as all that they do
+            (with_copies,) = predicted_parts([plan], self.costs, tasks_only, traffic, self._wire)
+            put_s = stretch * with_copies.handed.put_s
+            parts = replace(parts, handed=replace(parts.handed, put_s=put_s))
+        said = Said(parts, parts.launching_s if is_cuda else parts.seconds / stretch, stretch)
         clock = perf_counter if is_cuda else self._device.clock
         found = measured_beyond(self._wire, alone.step, said, clock, self.pace)
         del alone

@@ -14,7 +14,7 @@ as much). Where all are of one size only what is likely tells the two apart.
 Where tasks are long and messages large, all of this is little beside what a task takes one time and not the
 next, and telling it apart would be guessing ([measured] four ranks on two cores, messages of 2 MB: 0.6 ms for
 an end of a message by one run, 0.06 by the next). So each of them is believed to take longer only as far as
-that is told more clearly than it is unlikely (`LIKELY_S`).
+that is told more clearly than it is unlikely (`LIKELY_S` and those that follow it).
 """
 
 from __future__ import annotations
@@ -143,6 +143,7 @@ def beyond_said(said: Said, seen: Seen, usual_s: float) -> Beyond | None:
         is_call = float(parts.tasks.tasks[numbers[0]].kind is TaskKind.BACKWARD)
         columns = (handed.messages, handed.put, handed.put_bytes)
         messages, put, put_bytes = (float(each[numbers].sum()) for each in columns)
+        put_bytes *= not parts.launches_ahead  # the thread that launches copies nothing
         rows.append((messages, put, put_bytes, is_call))
         handed_s = handing.part_s * put + handing.part_byte_s * put_bytes + handing.call_s * is_call
         handed_s += float(handed.put_s[numbers].sum())
@@ -156,10 +157,9 @@ def beyond_said(said: Said, seen: Seen, usual_s: float) -> Beyond | None:
     found_s = (stretch * _factors(told, np.array(beyond_s), weight, likely)).tolist()
     taking_s, piece_s, byte_s, call_s = found_s
     numbers = [number for each in seen.as_one for number in each]
-    cut, cut_bytes = (float(each[numbers].sum()) for each in (handed.cut, handed.cut_bytes))
+    cut = float(handed.cut[numbers].sum())
     asked = np.array(seen.asked, dtype=np.float64)
-    cutting_s = (handing.part_s + piece_s) * cut + (handing.part_byte_s + byte_s) * cut_bytes
-    each_s = usual_s + cutting_s / float(asked[:, 0].sum())
+    each_s = usual_s + (handing.part_s + piece_s) * cut / float(asked[:, 0].sum())
     longer_s = asked[:, 2] - each_s / stretch * asked[:, 0]
     only_messages = np.array([np.inf, LIKELY_S / stretch])
     by_asking = _factors(asked[:, 1::-1], longer_s, np.ones(len(asked)), only_messages, 1)
