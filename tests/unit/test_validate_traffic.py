@@ -163,7 +163,8 @@ def test_messages_have_the_latency_that_was_measured(graph: Graph) -> None:
 def test_a_message_takes_time_of_both_its_ends(graph: Graph) -> None:
     plan = plan_of(random_strategy(graph, 2, Random(0)))
     usual, busy = (parts_of(plan, COSTS, traffic=Traffic(handing=Handing(message_s=s))) for s in (0.0, 1.0))
-    assert busy.durations(Calibration()) - usual.durations(Calibration()) == pytest.approx(usual.handed.messages)
+    longer_s = busy.durations(Calibration()) - usual.durations(Calibration())
+    assert longer_s == pytest.approx(usual.handed.messages)
 
 
 def test_a_sum_is_as_much_work_as_was_measured_for_so_many_ranks_and_bytes(graph: Graph) -> None:
@@ -172,9 +173,12 @@ def test_a_sum_is_as_much_work_as_was_measured_for_so_many_ranks_and_bytes(graph
     assert [handing.of_sum(count, 2**20) for count in (2, 4)] == [5.0, 9.0]
     assert Handing().of_sum(4, 2**20) == 2.0  # once handed over, and once taken
     plan = plan_of(data_parallel(graph, MACHINE))
-    usual, known = (parts_of(plan, COSTS, traffic=Traffic(handing=h)) for h in (Handing(1.0), handing))
-    assert usual.handed.messages.any()
-    assert known.handed.messages == pytest.approx(usual.handed.messages * (3.0 / 2.0))  # LeNet's gradients are few bytes
+    usual, known = (
+        parts_of(plan, COSTS, traffic=Traffic(handing=each)).handed.messages
+        for each in (Handing(1.0), handing)
+    )
+    assert usual.any()
+    assert known == pytest.approx(usual * (3.0 / 2.0))  # LeNet's gradients are few bytes
 
 
 def test_what_was_measured_before_and_after_lies_between() -> None:
