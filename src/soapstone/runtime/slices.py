@@ -28,8 +28,8 @@ PATIENCE_S = 30.0
 QUEUES, ENOUGH = "CUDA_DEVICE_MAX_CONNECTIONS", 16
 """How many queues a process has for what its streams launch. Under the daemon it has two if it does not ask
 for more, and a lane that waits (`lanes`) stops what else is in its queue ([measured] AlexNet on four quarters
-of an H200: messages of 0.3 MB amid sums waited for up to 9 ms; with 16 queues such strategies are 3 to 13 %
-faster, others as fast; 32 were refused once)."""
+of an H200: messages of 0.3 MB amid sums waited for up to 9 ms; with 16 queues such strategies are 5 to 7 %
+faster on the same machine, none slower; a run with 32 failed, why was not looked into)."""
 
 
 def check_slices(slices: int, ranks: int) -> None:
