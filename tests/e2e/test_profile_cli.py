@@ -16,8 +16,8 @@ SIMULATED = ("simulate", "--model", "lenet", "--tiny", "--machine", "cpu:1x2", "
 @pytest.fixture(autouse=True)
 def _empty_cache_and_short_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOAPSTONE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("soapstone.cost.profiler.BATCHES", 2)
-    monkeypatch.setattr("soapstone.cost.profiler.BATCH_S", 1e-5)
+    monkeypatch.setattr("soapstone.cost.runs.BATCHES", 2)
+    monkeypatch.setattr("soapstone.cost.runs.BATCH_S", 1e-5)
     monkeypatch.setattr("soapstone.cost.profiler.UPDATE_SIZES", (256, 4096))
 
 

@@ -12,9 +12,10 @@ import torch
 from oracles.gpucases import trainer_on_gpu
 from oracles.training import tiny
 
+from soapstone.cost.at_hand import device_at_hand
 from soapstone.cost.candidates import candidates
 from soapstone.cost.profile import Launched
-from soapstone.cost.profiler import Profiler, device_at_hand
+from soapstone.cost.profiler import Profiler
 from soapstone.graph import GraphBuilder
 from soapstone.tasks.task import TaskKind
 

@@ -7,8 +7,9 @@ from random import Random
 import torch
 
 from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.at_hand import device_at_hand
 from soapstone.cost.candidates import candidates_of
-from soapstone.cost.profiler import Profiler, device_at_hand
+from soapstone.cost.profiler import Profiler
 from soapstone.frontends.source import load
 from soapstone.machine import preset
 from soapstone.plans import planned, simulation

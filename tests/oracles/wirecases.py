@@ -16,9 +16,10 @@ import torch.distributed as dist
 
 from oracles.gpucases import sums_of_slices
 from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.at_hand import device_at_hand
 from soapstone.cost.candidates import Candidate
 from soapstone.cost.profile import Measured, OpKey, Profile
-from soapstone.cost.profiler import Again, device_at_hand
+from soapstone.cost.runs import Again
 from soapstone.errors import TrainingError
 from soapstone.frontends.source import load
 from soapstone.graph import GraphBuilder

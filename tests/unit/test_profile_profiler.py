@@ -8,9 +8,10 @@ import pytest
 from oracles.ranks import Ranks
 from oracles.wirecases import measuring_seen
 
+from soapstone.cost.at_hand import device_at_hand, kind_named
 from soapstone.cost.candidates import candidates, candidates_of, spread_out, weighty_first
 from soapstone.cost.profile import flat_shape, key_of
-from soapstone.cost.profiler import Profiler, device_at_hand, kind_named
+from soapstone.cost.profiler import Profiler
 from soapstone.errors import CostError
 from soapstone.frontends.source import load
 from soapstone.graph import Graph, GraphBuilder
@@ -35,8 +36,8 @@ def normed() -> Graph:
 
 @pytest.fixture(autouse=True)
 def _one_short_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("soapstone.cost.profiler.BATCHES", 2)
-    monkeypatch.setattr("soapstone.cost.profiler.BATCH_S", 1e-5)
+    monkeypatch.setattr("soapstone.cost.runs.BATCHES", 2)
+    monkeypatch.setattr("soapstone.cost.runs.BATCH_S", 1e-5)
 
 
 @pytest.mark.parametrize("model", ["lenet", "dlrm", "normed"])

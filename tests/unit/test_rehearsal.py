@@ -11,9 +11,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.at_hand import device_at_hand
 from soapstone.cost.candidates import candidates_of
 from soapstone.cost.count import CUDA_BYTES, Count
-from soapstone.cost.profiler import Profiler, device_at_hand
+from soapstone.cost.profiler import Profiler
 from soapstone.cost.watch import Watch
 from soapstone.frontends.capture import Captured, capture
 from soapstone.frontends.source import load

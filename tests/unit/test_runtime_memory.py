@@ -12,8 +12,9 @@ from oracles.memorycases import peaks
 from oracles.ranks import Ranks
 from torch import nn
 
+from soapstone.cost.at_hand import device_at_hand
 from soapstone.cost.candidates import candidates
-from soapstone.cost.profiler import _Runs, device_at_hand
+from soapstone.cost.runs import Runs
 from soapstone.frontends.source import load
 from soapstone.ops.box import Box, Interval
 from soapstone.runtime.ports import Outlet
@@ -67,7 +68,7 @@ def test_what_torch_keeps_of_operands_and_outputs_is_known(model: str) -> None:
     for candidate in candidates(graph, [1]):
         if candidate.backward is None:
             continue
-        runs, saved = _Runs(candidate, place), list[torch.Tensor]()
+        runs, saved = Runs(candidate, place), list[torch.Tensor]()
         given = runs.leaves()
 
         def pack(tensor: torch.Tensor, saved: list[torch.Tensor] = saved) -> torch.Tensor:

@@ -167,7 +167,8 @@ def _arguments(request: _Request, export: Path | None, as_json: bool) -> list[st
 
 
 def _measured(request: _Request, cache: Cache, wire: Wire) -> _Report:
-    from soapstone.cost.profiler import Profiler, device_at_hand, prepare
+    from soapstone.cost.at_hand import device_at_hand, prepare
+    from soapstone.cost.profiler import Profiler
     from soapstone.runtime.profiling import measured_at_once
 
     machine = resolve(request.machine) if request.machine else None

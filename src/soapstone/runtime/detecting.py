@@ -131,7 +131,7 @@ def measured_kind(wire: Wire) -> DeviceKind:
     that analytic costs reach what was reached here."""
     name = "cpu"
     if wire.device.type == "cuda":
-        from soapstone.cost.profiler import kind_named
+        from soapstone.cost.at_hand import kind_named
 
         name = kind_named(torch.cuda.get_device_name())
         if name in KINDS:

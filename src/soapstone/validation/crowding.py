@@ -21,9 +21,11 @@ import torch
 from numpy.typing import NDArray
 
 from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.at_hand import Device
 from soapstone.cost.candidates import Candidate
 from soapstone.cost.profile import Profile
-from soapstone.cost.profiler import BATCH_S, Again, Device, Profiler
+from soapstone.cost.profiler import Profiler
+from soapstone.cost.runs import BATCH_S, Again
 from soapstone.cost.work import Work
 from soapstone.machine import DeviceKind
 from soapstone.runtime.wire import Wire

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from soapstone.cost.analytic import AnalyticCosts
+from soapstone.cost.at_hand import device_at_hand, prepare
 from soapstone.cost.candidates import Candidate, candidates_of, weighty_first
 from soapstone.cost.choice import threads_of_a_rank
 from soapstone.cost.fit import held_out
 from soapstone.cost.launching import Launches
 from soapstone.cost.measured import MeasuredCosts
 from soapstone.cost.profile import Profile
-from soapstone.cost.profiler import Profiler, device_at_hand, prepare
+from soapstone.cost.profiler import Profiler
 from soapstone.cost.undisturbed import undisturbed
 from soapstone.graph import Graph
 from soapstone.machine import Machine

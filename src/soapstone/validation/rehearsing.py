@@ -1,6 +1,6 @@
 """The memory of strategies, predicted: every rank rehearses its own part of each (`runtime.rehearsal`).
 
-What operators take inside, beside tensors, is measured (`cost.profiler`). Where a step cannot be rehearsed
+What operators take inside, beside tensors, is measured (`cost.runs`). Where a step cannot be rehearsed
 (an opaque operator looks at its operands' elements), the peak is the plan's own, from the task graph.
 """
 
