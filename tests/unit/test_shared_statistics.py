@@ -67,6 +67,16 @@ def test_the_gradient_of_a_part_is_autograds(sizes: tuple[int, ...]) -> None:
         torch.testing.assert_close(pulled(part.detach(), whole.detach(), gradient)[1:], want[1:])
 
 
+def test_statistics_keep_their_digits_where_the_mean_is_large() -> None:
+    """In single precision, with a mean of a thousand deviations; a plain sum of squares would have none."""
+    x = real(64, 3, 8, 8) + 1000.0
+    count, mean, squares = local(x.float())
+    want_var, want_mean = torch.var_mean(x.float().double(), (0, 2, 3), correction=0)
+    assert count.tolist() == [64 * 64] * 3
+    torch.testing.assert_close(mean.double(), want_mean, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(squares.double(), want_var * 64 * 64, rtol=1e-5, atol=0.0)
+
+
 def test_shards_together_are_the_whole() -> None:
     """Of values and of gradients, through statistics that shards of unequal sizes share."""
     x, weight, bias = leaf(7, 3, 4), leaf(3), leaf(3)

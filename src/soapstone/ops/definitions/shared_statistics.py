@@ -58,20 +58,22 @@ class _Local(torch.autograd.Function):
     @staticmethod
     def forward(context: Context, x: Tensor) -> Tensor:
         count = x.numel() // x.shape[1]
-        squares, mean = torch.var_mean(wide(x), _but_channels(x), correction=0)
+        mean, squares = _mean_and_squares(wide(x))
         context.save_for_backward(x, mean)
-        return torch.stack([torch.full_like(mean, count), mean, squares.mul_(count)])
+        return torch.stack([torch.full_like(mean, count), mean, squares])
 
     @staticmethod
     def backward(context: Context, gradient: Tensor) -> Tensor:
         x, mean = context.saved_tensors
         _, of_mean, of_squares = gradient
         of_each = (of_mean / (x.numel() // x.shape[1])).view(_per_channel(x))
+        slope = of_squares.view(_per_channel(x))
         centred = wide(x) - mean.view(_per_channel(x))
-        found: Tensor = torch.addcmul(of_each, centred, of_squares.view(_per_channel(x)), value=2.0).to(
-            x.dtype
-        )
-        return found
+        if x.is_cuda:  # one launch less
+            found = torch.addcmul(of_each, centred, slope, value=2.0)
+        else:  # in the memory that is there: half the time on one core
+            found = centred.mul_(2.0 * slope).add_(of_each)
+        return found.to(x.dtype)
 
 
 class _Normalised(torch.autograd.Function):
@@ -114,6 +116,17 @@ class _Normalised(torch.autograd.Function):
             total.to(bias_dtype) if of_bias else None,
             None,
         )
+
+
+def _mean_and_squares(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of each channel, and the sum of squared differences from it."""
+    dims = _but_channels(x)
+    if x.is_cuda:
+        var, mean = torch.var_mean(x, dims, correction=0)
+        return mean, var.mul_(x.numel() // x.shape[1])
+    # `var_mean` goes from number to number there ([measured] 3.1 ms, not 0.4, for 1.6 MB on an x86 core).
+    mean = x.mean(dims)
+    return mean, (x - mean.view(_per_channel(x))).square_().sum(dims)
 
 
 def _but_channels(x: Tensor) -> list[int]:
