@@ -101,7 +101,8 @@ class _Measures:
     def doubt(self) -> float:
         return self._doubts[min(self.calls, len(self._doubts)) - 1]
 
-    def measure(self, candidate: Candidate) -> bool:
+    def measure(self, candidate: Candidate, *, again: bool = False) -> bool:
+        assert again is (self.calls > 0)
         del candidate
         self.calls += 1
         return True

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
+from types import SimpleNamespace
 
 import pytest
 from oracles.ranks import Ranks
 from oracles.wirecases import measuring_seen
 
 from soapstone.cost.at_hand import device_at_hand, kind_named
-from soapstone.cost.candidates import candidates, candidates_of, spread_out, weighty_first
+from soapstone.cost.candidates import Candidate, candidates, candidates_of, spread_out, weighty_first
 from soapstone.cost.profile import flat_shape, key_of
 from soapstone.cost.profiler import Profiler
 from soapstone.errors import CostError
 from soapstone.frontends.source import load
 from soapstone.graph import Graph, GraphBuilder
 from soapstone.machine import preset
+from soapstone.runtime.profiling import IN_STEP, measured_at_once
+from soapstone.runtime.wire import Wire
 from soapstone.search.baselines import baseline
 
 
@@ -89,7 +93,7 @@ def test_times_are_in_doubt_as_far_as_batches_differ_and_are_few() -> None:
 
 @pytest.mark.parametrize(
     ("doubts", "times"),
-    [([0.0], 3), ([0.5, 0.1, 0.05, 0.03, 0.02, 0.01], 5), ([0.5], 8)],
+    [([0.0], 3), ([0.5, 0.1, 0.05, 0.03, 0.02, 0.01], 5), ([0.5], 16)],
     ids=["steady", "unsteady", "never steady"],
 )
 def test_ranks_measure_until_times_are_told_and_all_get_the_mean(doubts: list[float], times: int) -> None:
@@ -99,6 +103,48 @@ def test_ranks_measure_until_times_are_told_and_all_get_the_mean(doubts: list[fl
     assert other == (calls, seconds)
     assert calls == times
     assert seconds == [pytest.approx(0.0015)]
+
+
+class _Fickle:
+    """A profiler for which a second of the clock passes with each measurement, and that cannot run 'b'."""
+
+    doubt = 1.0
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, bool]] = []
+
+    def measure(self, candidate: Candidate, *, again: bool = False) -> bool:
+        self.seen.append((candidate.node.op_name, again))
+        return candidate.node.op_name != "b"
+
+
+@pytest.mark.parametrize("budget_s", [1e9, 40.5, 16.5, 8.5])
+def test_what_cannot_be_run_is_not_tried_again_and_time_ends_any_round(
+    budget_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [*"abc", *(f"d{i}" for i in range(17))]
+    profiler, told = _Fickle(), list[int]()
+    monkeypatch.setattr("soapstone.runtime.profiling.monotonic", lambda: float(len(profiler.seen)))
+    todo = [SimpleNamespace(node=SimpleNamespace(op_name=name)) for name in names]
+    done = measured_at_once(
+        profiler,  # type: ignore[arg-type]
+        todo,  # type: ignore[arg-type]
+        Wire(0, 1),
+        budget_s,
+        lambda number, _: told.append(number),
+    )
+    once = [name for name, again in profiler.seen if not again]
+    assert once == names[: len(once)]
+    assert done == len(once) == max(told)
+    assert [name for name, again in profiler.seen if again and name == "b"] == []
+    later = [name for name, again in profiler.seen if again]
+    if budget_s < len(names):
+        assert (len(once), later) == (min(len(names), IN_STEP * ceil(budget_s / IN_STEP)), [])
+    elif budget_s < 100:
+        assert len(profiler.seen) <= budget_s + IN_STEP
+        assert later[:19] == [name for name in reversed(names) if name != "b"]
+    else:
+        assert len(later) == 15 * 19
 
 
 def test_any_beginning_has_the_ends_of_every_operator() -> None:

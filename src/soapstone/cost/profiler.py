@@ -53,11 +53,12 @@ class Profiler:
         """Hold nothing any more of what was made."""
         self._held.let_go()
 
-    def measure(self, candidate: Candidate) -> bool:
-        """Measure a candidate; False (and the reason in `failed`) if it cannot be run."""
+    def measure(self, candidate: Candidate, *, again: bool = False) -> bool:
+        """Measure a candidate, more shortly if it is done `again`; False (and the reason in `failed`) if it
+        cannot be run."""
         try:
             runs = Runs(candidate, self.device, self._held)
-            forward_s, backward_s = runs.measured()
+            forward_s, backward_s = runs.measured(again=again)
             launched = runs.launched() if self.launches else ()
         except _FAILURES as error:
             told = next(iter(str(error).splitlines()), "")

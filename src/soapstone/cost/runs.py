@@ -31,8 +31,11 @@ from soapstone.ops.op import Shard, Statistics
 if TYPE_CHECKING:
     from soapstone.cost.count import Count
 
-BATCHES = 7
-"""[choice] Batches of a measurement: enough for quartiles."""
+BATCHES, BATCHES_AGAIN = 7, 2
+"""[choice] Batches of a measurement: enough for quartiles, and fewer where the same was measured before. If
+the computer's speed changes from second to second, being there at many moments tells more than staying for
+long ([measured] two x86 cores, each of them now fast and now 1.6 times as slow, Inception-v3: by two visits
+of seven batches within a minute predictions were 25 % too slow in the median, before the fit)."""
 
 BATCH_S = 0.004
 """[choice] Seconds of a batch: far above the clock's resolution, short enough for thousands of shapes."""
@@ -167,11 +170,13 @@ class Runs:
             return torch.rand(shape, device=place).to(kind)
         return torch.randint(below, shape, device=place, dtype=kind)
 
-    def measured(self) -> tuple[list[float], list[float]]:
-        """Seconds of a run in each batch, forward and backward; no backward where there is none."""
+    def measured(self, *, again: bool = False) -> tuple[list[float], list[float]]:
+        """Seconds of a run in each batch, of which there are fewer if it is done `again`, forward and
+        backward; no backward where there is none."""
         once_s = self.prepare()
         runs = self._runs
-        batches = max(2, min(BATCHES, int(LONGEST_S / max(once_s * runs, 1e-7))))
+        most = BATCHES_AGAIN if again else BATCHES
+        batches = max(2, min(most, int(LONGEST_S / max(once_s * runs, 1e-7))))
         forward_s, backward_s = [], []
         for _ in range(batches):
             forward, backward = self._batch(runs)

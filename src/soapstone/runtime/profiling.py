@@ -16,7 +16,7 @@ from soapstone.runtime.wire import Wire
 IN_STEP = 8
 """[choice] After so many measurements ranks wait for each other, so that all are busy with the same."""
 
-ROUNDS, MOST_ROUNDS = 3, 8
+ROUNDS, MOST_ROUNDS = 3, 16
 STEADY = 0.02
 """[choice] How often each shape is measured, as far as time goes; and more often, until half of the times are
 told so well (one standard error, as a part of them)."""
@@ -30,24 +30,30 @@ def measured_at_once(
     show: Callable[[int, str], None],
 ) -> int:
     """Measure the same things on all ranks; how many were done when time was up, by rank 0's clock. With time
-    to spare all are measured again, every second time in the opposite order: a moment at which the computer
-    was busy is then one of several, and not always the same one's. The more they differ the more often."""
+    to spare all are measured again, more shortly, every second time in the opposite order: a moment at which
+    the computer was busy is then one of several, and not always the same one's. The more they differ the more
+    often."""
     start = monotonic()
-    for done, candidate in enumerate(todo):
-        if done % IN_STEP == 0 and _is_over(monotonic() - start > budget_s, wire):
-            return done
-        profiler.measure(candidate)
-        show(done + 1, candidate.node.op_name)
-    once_s = monotonic() - start
-    for again in range(1, MOST_ROUNDS):
-        is_told = again >= ROUNDS and profiler.doubt <= STEADY
-        if _is_over(is_told or monotonic() - start + once_s > budget_s, wire):
+
+    def is_over() -> bool:
+        return _is_over(monotonic() - start > budget_s, wire)
+
+    ran: list[tuple[Candidate, bool]] = []
+    for candidate in todo:
+        if len(ran) % IN_STEP == 0 and is_over():
+            return len(ran)
+        ran.append((candidate, profiler.measure(candidate)))
+        show(len(ran), candidate.node.op_name)
+    for number in range(1, MOST_ROUNDS):
+        if _is_over(number >= ROUNDS and profiler.doubt <= STEADY, wire):
             break
-        for number, candidate in enumerate(todo[::-1] if again % 2 else todo):
-            if number % IN_STEP == 0:
-                wire.meet("measuring")
-            profiler.measure(candidate)
-    return len(todo)
+        for done, (candidate, can_run) in enumerate(ran[::-1] if number % 2 else ran):
+            if done % IN_STEP == 0 and is_over():
+                return len(ran)
+            if can_run:
+                profiler.measure(candidate, again=True)
+            show(len(ran), f"{candidate.node.op_name}, round {number + 1}")
+    return len(ran)
 
 
 def _is_over(own: bool, wire: Wire) -> bool:
