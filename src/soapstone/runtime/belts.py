@@ -193,8 +193,8 @@ class Belts:
         return tensor, lane.mark()
 
     def sum_up(self, flat: Tensor, ranks: Sequence[int], ready: object | None) -> Mark:
-        """Add a tensor up over ranks, in place; the mark at which it is done. It is made by what was launched
-        before this, or before another mark."""
+        """Add a tensor up over ranks, in place; the mark at which it is done, until which the caller
+        holds it. It is made by what was launched before this, or before another mark."""
         ranks = sorted(ranks)
         for lane in (self._give, self._take):
             lane.after(ready)
