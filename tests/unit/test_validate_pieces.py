@@ -31,6 +31,7 @@ from soapstone.validation.pieces import (
     LIKELY_BYTE_S,
     LIKELY_PIECE_S,
     LIKELY_S,
+    MOST_LESS,
     Beyond,
     Said,
     Seen,
@@ -87,18 +88,22 @@ def seen(parts: Parts, found: Beyond, *, asking_s: float = 0.0, times: int = 1) 
 
 
 @given(
-    st.floats(0, 1e-4), st.floats(0, 1e-4), st.floats(0, 3e-4), st.floats(0, 1e-9), st.sampled_from([1, 2])
+    st.floats(-1e-5, 1e-4),
+    st.floats(-1e-5, 1e-4),
+    st.floats(-7e-5, 3e-4),
+    st.floats(0, 1e-9),
+    st.sampled_from([1, 2]),
 )
 def test_what_was_put_in_is_found(
     cut_up: Parts, message_s: float, piece_s: float, call_s: float, byte_s: float, times: int
 ) -> None:
-    """With what asking for messages took beyond messages to nobody; what is cut out for them is in the time
-    of asking."""
-    put_in = Beyond(message_s, piece_s, call_s, byte_s)
-    as_seen = seen(cut_up, put_in, asking_s=5e-5, times=times)
-    found = beyond_said(Said(cut_up, cut_up.seconds, times), as_seen, 3e-5)
+    """Also that they take less than by themselves; with what asking for messages took beyond messages to
+    nobody, or less; what is cut out for them is in the time of asking."""
+    put_in = Beyond(max(0.0, message_s), piece_s, call_s, byte_s)
+    as_seen = seen(cut_up, put_in, asking_s=5e-5 + min(0.0, message_s), times=times)
+    found = beyond_said(Said(cut_up, cut_up.seconds, times), as_seen, 5e-5)
     assert found is not None
-    assert found.message_s == pytest.approx(message_s + 2e-5, abs=1e-8)
+    assert found.message_s == pytest.approx(message_s, abs=1e-8)
     assert found.piece_s == pytest.approx(piece_s, abs=1e-8)
     assert found.call_s == pytest.approx(call_s, abs=1e-8)
     assert found.piece_byte_s == pytest.approx(byte_s, abs=1e-12)
@@ -125,10 +130,17 @@ def test_what_cannot_be_told_apart_is_not_believed(cut_up: Parts) -> None:
     assert (amid_much.max(axis=0) < 2 * np.array([LIKELY_S, LIKELY_PIECE_S, LIKELY_S, LIKELY_BYTE_S])).all()
 
 
-def test_nothing_is_found_to_take_less(cut_up: Parts) -> None:
+def test_nothing_is_found_to_take_next_to_nothing(cut_up: Parts) -> None:
     usual = seen(cut_up, Beyond())
-    half = Seen(usual.as_one, {first: each_s / 2 for first, each_s in usual.tasks_s.items()}, usual.asked)
-    assert beyond_said(Said(cut_up, cut_up.seconds), half, 1.0) == Beyond()
+    asked = [(times, size_bytes, 0.0) for times, size_bytes, _ in usual.asked]
+    nothing = Seen(usual.as_one, dict.fromkeys(usual.tasks_s, 0.0), asked)
+    found = beyond_said(Said(cut_up, cut_up.seconds), nothing, 3e-5)
+    assert found is not None
+    assert -MOST_LESS * HANDING.message_s <= found.message_s < -1e-5
+    assert found.piece_s >= -MOST_LESS * HANDING.part_s * (1 + 1e-9)
+    assert found.call_s >= -MOST_LESS * HANDING.call_s * (1 + 1e-9)
+    assert found.piece_byte_s == pytest.approx(0.0, abs=1e-15)
+    assert found.added_to(Traffic(handing=HANDING)).handing.message_s > 0
 
 
 def test_few_pieces_tell_nothing(graph: Graph) -> None:

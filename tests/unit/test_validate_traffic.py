@@ -17,10 +17,11 @@ from soapstone.frontends.source import load
 from soapstone.graph import Graph
 from soapstone.machine import preset
 from soapstone.plans import Plan, planned, simulation
+from soapstone.runtime.mailbox import WATCH_S
 from soapstone.search.baselines import data_parallel
 from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
-from soapstone.tasks.task import TaskKind
+from soapstone.tasks.task import COMPUTE_KINDS, TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.drawing import drawn
 from soapstone.validation.handing import Handing
@@ -193,8 +194,9 @@ def test_what_was_measured_before_and_after_lies_between() -> None:
     assert found.handing.sums == {2: (3.0, 4.0)}
     assert (found.beyond, found.latency) == (2.0, 3.0)
     assert between(AS_THE_MACHINE_SAYS, AS_THE_MACHINE_SAYS) == AS_THE_MACHINE_SAYS
-    some, others = Traffic(meeting_s=2.0), Traffic(meeting_s=8.0)
-    assert between(some, others).meeting_s == 5.0  # also where nothing else was measured
+    some, others = Traffic(meeting_s=2.0, waking_s=1.0), Traffic(meeting_s=8.0, waking_s=2.0)
+    met = between(some, others)  # also where nothing else was measured
+    assert (met.meeting_s, met.waking_s) == (5.0, 1.5)
 
 
 def test_a_task_that_meets_another_rank_takes_longer(graph: Graph) -> None:
@@ -203,6 +205,31 @@ def test_a_task_that_meets_another_rank_takes_longer(graph: Graph) -> None:
     longer = met.durations(Calibration()) - usual.durations(Calibration())
     assert 0 < np.count_nonzero(usual.meets) < len(usual.meets)
     assert longer == pytest.approx(3.0 * usual.meets)
+
+
+def test_who_has_waited_for_long_has_to_wake(graph: Graph) -> None:
+    """A task that meets another rank takes longer by that where its device had nothing to do before for more
+    than it watches, and not where it had."""
+    asleep = 0
+    for seed in range(4):
+        plan = plan_of(random_strategy(graph, 2, Random(seed)))
+        usual, met = (parts_of(plan, COSTS, traffic=Traffic(waking_s=each)) for each in (0.0, 3.0))
+        woken_s = met.durations(Calibration()) - usual.durations(Calibration())
+        assert woken_s == pytest.approx(met.woken_s)
+        assert (woken_s[usual.meets == 0] == 0).all()
+        timeline = usual.timeline(Calibration())
+        until_s = dict.fromkeys((task.resource for task in usual.tasks.tasks), 0.0)
+        for number in np.lexsort((timeline.end_s, timeline.start_s)).tolist():
+            task = usual.tasks.tasks[number]
+            if task.kind in COMPUTE_KINDS and usual.meets[number]:
+                waited_s = timeline.start_s[number] - until_s[task.resource]
+                assert waited_s > 1.99 * WATCH_S or woken_s[number] < 3.0
+                assert waited_s < 2.01 * WATCH_S or woken_s[number] == pytest.approx(3.0)
+                assert waited_s > 0.99 * WATCH_S or not woken_s[number]
+                asleep += woken_s[number] > 0
+            if task.kind in COMPUTE_KINDS:
+                until_s[task.resource] = timeline.end_s[number]
+    assert asleep > 0
 
 
 def test_all_ranks_see_the_same_traffic(ranks: Ranks) -> None:
@@ -214,6 +241,7 @@ def test_all_ranks_see_the_same_traffic(ranks: Ranks) -> None:
     assert min(*first.messages, *first.latencies.values(), *factors, first.delay) > 0
     assert 0 <= first.handing.message_s < 1
     assert 0 <= first.meeting_s < 1
+    assert 0 <= first.waking_s < 1
     assert min(first.beyond, first.latency) > 0
 
 

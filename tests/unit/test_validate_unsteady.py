@@ -25,6 +25,7 @@ from soapstone.validation.comparing import STATISTICS
 from soapstone.validation.crowding import Crowding
 from soapstone.validation.parts import Parts, parts_of
 from soapstone.validation.running import Ran
+from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
 from soapstone.validation.unsteady import MOST_WAYS, Round, Unsteady, does_alike, slowness
 
 COSTS = AnalyticCosts()
@@ -41,9 +42,11 @@ def plan_of(name: str, graph: Graph) -> Plan:
     return planned(strategy, CPUS, predicted(strategy, CPUS, COSTS), COSTS)
 
 
-def parts(name: str, graph: Graph, *rounds: Round, faster: float = 0.5) -> Parts:
+def parts(
+    name: str, graph: Graph, *rounds: Round, faster: float = 0.5, traffic: Traffic = AS_THE_MACHINE_SAYS
+) -> Parts:
     crowding = Crowding((1.0, 1.0), unsteady=Unsteady(rounds, faster))
-    return parts_of(plan_of(name, graph), COSTS, crowding, backend="memory")
+    return parts_of(plan_of(name, graph), COSTS, crowding, backend="memory", traffic=traffic)
 
 
 def test_only_plans_that_give_all_as_much_to_do_tell(graph: Graph) -> None:
@@ -61,6 +64,22 @@ def test_a_step_of_all_waits_for_the_slowest(graph: Graph) -> None:
         timeline = unsteady.timeline(Calibration(step_s=1.0))
         assert timeline.makespan_s == pytest.approx(unsteady.makespan_s(Calibration(step_s=1.0)))
         assert max(timeline.end_s) == pytest.approx(timeline.makespan_s - 1.0)
+
+
+def test_waiting_for_the_slowest_counts_once(graph: Graph) -> None:
+    """In meetings or by the rounds, whichever is more; and a step is as slow as all ranks are anyway."""
+    differ, slow = [Round(1.0, each) for each in ((0.8, 1.2), (1.2, 0.8))], [Round(1.5, (1.5, 1.5))] * 2
+    steady_s, taken_s = [], []
+    for meeting_s in (0.0, 1e-6, 1e-5, 1e-4, 1.0):
+        traffic = Traffic(meeting_s=meeting_s)
+        found = parts("zero", graph, *differ, traffic=traffic)
+        taken_s.append(found.makespan_s(Calibration()))
+        steady_s.append(parts("zero", graph, traffic=traffic).makespan_s(Calibration()))
+        assert parts("zero", graph, *slow, traffic=traffic).unsteady == pytest.approx(1.5, rel=0.02)
+    assert taken_s[0] > 1.1 * steady_s[0]
+    assert taken_s[-1] == pytest.approx(steady_s[-1])
+    assert taken_s == sorted(taken_s)
+    assert all(taken >= steady * (1 - 1e-9) for taken, steady in zip(taken_s, steady_s, strict=True))
 
 
 def test_what_one_rank_does_is_as_slow_as_one_is_and_what_all_do_as_slow_as_all_are(graph: Graph) -> None:

@@ -1,12 +1,14 @@
 """What a rank takes longer to compute after it has met others.
 
-A rank that waits for another falls asleep and has to wake, and what it computes next finds caches and threads
-cold; ranks that should come to the same place at the same moment do not quite. No single message shows that:
-a rank that does nothing else between messages does not fall asleep. So ranks compute between messages, one
-after the other and all at once, and what that takes beyond the computing and the messages, each by itself, is
-the meeting's ([measured] shared memory, a fraction of a millisecond computed in between: 0.08 ms on two
-Arm cores, 0.06 to 0.11 on two of a Xeon). After some milliseconds of computing it is more (0.25 ms on Arm,
-0.35 to 0.5 on the Xeon), since ranks differ by more then; that is seen while strategies run (`unsteady`).
+A rank that waits for another watches for it a moment (`mailbox.WATCH_S`), then falls asleep and has to wake;
+what it computes next finds caches and threads cold; and ranks that should come to the same place at the same
+moment do not quite. No single message shows that: a rank that does nothing else between messages does not
+fall asleep. So ranks compute between messages, and what that takes beyond the computing and the messages,
+each by itself, is the meeting's. All of them at once, a little at a time: that is a meeting for which nobody
+sleeps ([measured] two cores of a Xeon, 11 to 54 us of computing: 12 to 47 us). One after the other, for so
+long that the others sleep meanwhile: what that takes more is waking's (the same cores, 0.21 ms of computing:
+86 to 109 us in all). After milliseconds of computing both are more, since ranks differ by more then; that is
+seen while strategies run (`unsteady`).
 
 Between GPUs it is not measured: where they wait for messages themselves (`runtime.belts`) no thread does.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import ceil
 from time import perf_counter
 
 import torch
@@ -29,42 +32,55 @@ ROWS = 128
 """[choice] Rows of the matrices whose product is computed in between: a fraction of a millisecond, in which
 ranks hardly differ."""
 
+LONG_S = 3e-4
+"""[choice] So long at least a rank computes while others sleep: several times what they watch for it."""
+
 ELEMENTS = 1024
 """[choice] Elements of a message that takes next to no time but that of being handed over."""
 
 ROUNDS = 8
-REPEATS = 8
+REPEATS = 32
 """[choice] Messages of a rank in a row, and how often each row is sent."""
 
+Compute = Callable[[], None]
 
-def measured_meeting(wire: Wire) -> float:
-    """Seconds that a meeting takes among ranks whose threads wait for messages; the same on every rank."""
+
+def measured_meeting(wire: Wire) -> tuple[float, float]:
+    """Seconds that a meeting takes among ranks whose threads wait for messages, and what it takes more where
+    one has slept; the same on every rank."""
     a, b = torch.rand(ROWS, ROWS), torch.rand(ROWS, ROWS)
     stream = torch.rand(2 * ROWS * ROWS)
 
-    def compute() -> None:
+    def little() -> None:
         torch.mm(a, b)
         stream.mul(2.0).sum()
 
+    times = ceil(LONG_S / _over_ranks(wire, _seconds(little), dist.ReduceOp.MIN))
+
+    def much() -> None:
+        for _ in range(times):
+            little()
+
     ways = [
-        partial(_alone, wire, compute),
-        partial(_at_once, wire, compute),
-        partial(_relay, wire, compute),
+        partial(_alone, wire, much),
+        partial(_relay, wire, much),
         partial(_relay, wire, _nothing),
-        partial(_swap, wire, compute),
+        partial(_at_once, wire, little),
+        partial(_swap, wire, little),
         partial(_swap, wire, _nothing),
     ]
     taken = [[way() for way in ways] for _ in range(REPEATS + 1)][1:]
-    alone_s, at_once_s, relay_s, handed_s, swap_s, swapped_s = map(undisturbed, zip(*taken, strict=True))
-    in_turn_s, together_s = relay_s - handed_s - alone_s, swap_s - swapped_s - at_once_s
-    return float(f"{max(0.0, (in_turn_s + together_s) / 2):.3g}")
+    alone_s, relay_s, handed_s, at_once_s, swap_s, swapped_s = map(undisturbed, zip(*taken, strict=True))
+    meeting_s = max(0.0, swap_s - swapped_s - at_once_s)
+    waking_s = max(0.0, relay_s - handed_s - alone_s - meeting_s)
+    return float(f"{meeting_s:.3g}"), float(f"{waking_s:.3g}")
 
 
 def _nothing() -> None:
     """Ranks that only hand messages over."""
 
 
-def _alone(wire: Wire, compute: Callable[[], None]) -> float:
+def _alone(wire: Wire, compute: Compute) -> float:
     """Seconds of computing on one rank after the other, the others asleep; two stand for all."""
     own_s = 0.0
     for rank in (0, wire.size - 1):
@@ -74,13 +90,13 @@ def _alone(wire: Wire, compute: Callable[[], None]) -> float:
     return _over_ranks(wire, own_s, dist.ReduceOp.SUM) / 2
 
 
-def _at_once(wire: Wire, compute: Callable[[], None]) -> float:
+def _at_once(wire: Wire, compute: Compute) -> float:
     """Seconds of computing on all ranks."""
     wire.meet("computing")
     return _over_ranks(wire, _seconds(compute), dist.ReduceOp.SUM) / wire.size
 
 
-def _seconds(compute: Callable[[], None]) -> float:
+def _seconds(compute: Compute) -> float:
     compute()
     start = perf_counter()
     for _ in range(ROUNDS):
@@ -88,7 +104,7 @@ def _seconds(compute: Callable[[], None]) -> float:
     return (perf_counter() - start) / ROUNDS
 
 
-def _relay(wire: Wire, compute: Callable[[], None]) -> float:
+def _relay(wire: Wire, compute: Compute) -> float:
     """Seconds of a hop, where each rank computes when the one before has done so."""
     size, rank = wire.size, wire.rank
     hops = range(max(2 * ROUNDS, size))
@@ -105,7 +121,7 @@ def _relay(wire: Wire, compute: Callable[[], None]) -> float:
     return _over_ranks(wire, own_s, dist.ReduceOp.MAX) / len(hops)
 
 
-def _swap(wire: Wire, compute: Callable[[], None]) -> float:
+def _swap(wire: Wire, compute: Compute) -> float:
     """Seconds of a round, where all ranks compute and then give each other something."""
     wire.meet("a swap")
     start = perf_counter()

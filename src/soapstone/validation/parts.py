@@ -2,14 +2,15 @@
 
     duration = compute * seconds + overhead_s * operators + message_s * messages        of a compute task
                + handing * (m * messages + p * pieces + b * their bytes + c * calls)
-               + handing * w + wake_s where it needs something of another device
+               + handing * (w + s) + wake_s where it needs something of another device
              = wire / bandwidth + latency * latencies                                   of a message
 
 `seconds` are the profile's, `operators` the passes of operators in the task, `messages` those that it waits
 for or that wait for it (handing one over takes time of the device's own thread, `m` as measured), `pieces`
 those that are cut out of a tensor or put into one for it (which takes `p`, and `b` for each byte, as
 measured), `calls` the calls of autograd that begin with it (`c`, as measured), `w` is what meeting another
-rank takes (`meeting`); `wire` is the time that the bytes alone take and `latencies` the rest (`traffic`).
+rank takes, and `s` what waking does where it waited for so long that it slept (`meeting`); `wire` is the time
+that the bytes alone take and `latencies` the rest (`traffic`).
 Which device waits for what is seen in the simulated timeline. The factors are `Calibration`'s.
 
 A GPU computes while its rank launches the next operators and sees to messages. So there a task is two: its
@@ -39,6 +40,7 @@ from soapstone.cost.work import Work
 from soapstone.machine import DeviceKind, Machine
 from soapstone.plans import Plan
 from soapstone.runtime.as_run import AsRun, as_run
+from soapstone.runtime.mailbox import WATCH_S
 from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
@@ -102,6 +104,7 @@ class Parts:
     calls: Floats
     meets: Floats
     met_s: Floats
+    woken_s: Floats
     handing: Handing
     wire_s: Floats
     latency_s: Floats
@@ -117,7 +120,7 @@ class Parts:
         beside = found.overhead_s * self.operators + messages_s + found.wake_s * self.meets
         sent = self.wire_s / found.bandwidth + found.latency * self.latency_s
         if not self.launches_ahead:
-            return computed + found.handing * (handled + self.met_s) + beside + sent
+            return computed + found.handing * (handled + self.met_s + self.woken_s) + beside + sent
         thread = found.handing * (self.launching_s + handled) + beside
         return np.concatenate([computed + sent, thread[self._computing]])
 
@@ -140,19 +143,28 @@ class Parts:
         return Timeline(begun_s.tolist(), done_s.tolist(), self.unsteady * makespan_s + found.step_s)
 
     def among(self, found: Unsteady, machine: Machine, busy: Floats) -> Parts:
-        """The same where ranks are as fast as in these rounds, with so many at work during each task."""
+        """The same where ranks are as fast as in these rounds, with so many at work during each task. That
+        ranks wait for the slowest counts once: in their meetings, or, if that is more, by the rounds."""
         if not found.rounds:
             return self
         number = {device.name: i for i, device in enumerate(machine.devices)}
         place = np.array([number.get(task.resource, -1) for task in self.tasks.tasks])
+        evened = tuple(each.evened for each in found.rounds)
+        unmet = replace(self, met_s=np.zeros_like(self.met_s))
+        said_s = max(
+            self._among(replace(found, rounds=evened), place, busy), unmet._among(found, place, busy)
+        )
+        return replace(self, unsteady=said_s / native.simulate(self.durations(Calibration()), *self.flat)[2])
+
+    def _among(self, found: Unsteady, place: NDArray[np.int64], busy: Floats) -> float:
+        """Seconds of a step in these rounds."""
         steady_s = self.durations(Calibration())
         if self.launches_ahead:  # threads differ, not kernels, and all of them are at work
-            times = slowness(found.rounds, place, np.full(len(place), len(machine.devices)))
+            times = slowness(found.rounds, place, np.full(len(place), len(found.rounds[0].each)))
             ways_s = steady_s * np.hstack([np.ones_like(times), times[:, self._computing]])
         else:
             ways_s = steady_s * slowness(found.rounds, place, busy)
-        said_s = np.quantile([native.simulate(each_s, *self.flat)[2] for each_s in ways_s], found.faster)
-        return replace(self, unsteady=float(said_s) / native.simulate(steady_s, *self.flat)[2])
+        return float(np.quantile([native.simulate(each_s, *self.flat)[2] for each_s in ways_s], found.faster))
 
 
 def parts_of(
@@ -242,6 +254,9 @@ def parts_of(
     elif not shares_memory:
         wire_s, latency_s = _in_traffic(wire_s, latency_s, seconds, kinds, traffic, among, simulated)
     meets = meets_of(plain, ends, {*ran.led_by, *ran.left_out})
+    met_s = traffic.meeting_s * meets
+    handled_s = handling_s + met_s if launches is None else np.zeros_like(met_s)
+    waited_s = kinds.waited_s(is_compute, *simulated(seconds + wire_s + latency_s + handled_s))
     return Parts(
         tasks,
         seconds,
@@ -250,7 +265,8 @@ def parts_of(
         handed,
         calls,
         meets,
-        traffic.meeting_s * meets,
+        met_s,
+        traffic.waking_s * meets * np.clip(waited_s / WATCH_S - 1.0, 0.0, 1.0),
         traffic.handing,
         wire_s,
         latency_s,
@@ -481,6 +497,15 @@ class _Kinds:
         found = np.zeros_like(end_s)
         for number in np.flatnonzero(self.is_message | self.is_sum).tolist():
             found[number] = max((end_s[before] for before in self.after[number]), default=0.0)
+        return found
+
+    def waited_s(self, is_compute: NDArray[np.bool_], start_s: Floats, end_s: Floats) -> Floats:
+        """How long its device had nothing to do before each compute task."""
+        found = np.zeros_like(start_s)
+        for each in np.unique(self.resource[is_compute]):
+            numbers = np.flatnonzero(is_compute & (self.resource == each))
+            numbers = numbers[np.lexsort((end_s[numbers], start_s[numbers]))]
+            found[numbers] = start_s[numbers] - np.concatenate([[0.0], end_s[numbers][:-1]])
         return found
 
 

@@ -45,6 +45,9 @@ LIKELY_S = 1e-4
 LIKELY_PIECE_S, LIKELY_BYTE_S = 3e-5, 3e-10
 """[choice] And by so much taking a message or a piece, and each of a piece's bytes."""
 
+MOST_LESS = 0.75
+"""[choice] What was measured by itself may take less in a step, by so large a part of it at most."""
+
 ROUNDS, WARM_UP = 9, 2
 """[choice] How often the step is done, and how often before that."""
 
@@ -154,7 +157,8 @@ def beyond_said(said: Said, seen: Seen, usual_s: float) -> Beyond | None:
         return None
     weight = 1.0 / np.sqrt(np.maximum(said_s, LEAST_S))
     likely = np.array([LIKELY_PIECE_S, LIKELY_PIECE_S, LIKELY_BYTE_S, LIKELY_S]) / stretch
-    found_s = (stretch * _factors(told, np.array(beyond_s), weight, likely)).tolist()
+    least = -MOST_LESS * np.array([0.0, handing.part_s, handing.part_byte_s, handing.call_s]) / stretch
+    found_s = (stretch * _factors(told, np.array(beyond_s), weight, likely, least)).tolist()
     taking_s, piece_s, byte_s, call_s = found_s
     numbers = [number for each in seen.as_one for number in each]
     cut = float(handed.cut[numbers].sum())
@@ -162,22 +166,21 @@ def beyond_said(said: Said, seen: Seen, usual_s: float) -> Beyond | None:
     each_s = usual_s + (handing.part_s + piece_s) * cut / float(asked[:, 0].sum())
     longer_s = asked[:, 2] - each_s / stretch * asked[:, 0]
     only_messages = np.array([np.inf, LIKELY_S / stretch])
-    by_asking = _factors(asked[:, 1::-1], longer_s, np.ones(len(asked)), only_messages, 1)
-    message_s = max(stretch * float(by_asking[1]) + taking_s, 0.0)
+    least = np.array([0.0, -MOST_LESS * usual_s / stretch])
+    by_asking = _factors(asked[:, 1::-1], longer_s, np.ones(len(asked)), only_messages, least)
+    message_s = max(stretch * float(by_asking[1]) + taking_s, -MOST_LESS * handing.message_s)
     return Beyond(message_s, piece_s, call_s, byte_s)
 
 
-def _factors(
-    columns: Floats, wanted: Floats, weight: Floats, likely: Floats, count: int | None = None
-) -> Floats:
-    """What one of each column takes, the first so many of them (None: all) nothing less than nothing. Each is
-    thought to be zero, give or take what is likely, and what was seen counts against that by how well it
-    hangs together."""
-    count = columns.shape[1] if count is None else count
-    units = units_of(columns)
-    rows, seen = columns / units * weight[:, None], wanted * weight
+def _factors(columns: Floats, wanted: Floats, weight: Floats, likely: Floats, least: Floats) -> Floats:
+    """What one of each column takes, but nothing less than the `least`. Each is thought to be zero, give or
+    take what is likely, and what was seen counts against that by how well it hangs together."""
+    count, units = columns.shape[1], units_of(columns)
+    rows, seen, least = columns / units * weight[:, None], wanted * weight, least * units
+    least[~columns.any(axis=0)] = 0.0
+    seen = seen - rows @ least
     left = seen - rows @ without_gain(rows, seen, count)
-    noise = np.sqrt(left @ left / max(1, len(rows) - columns.shape[1]))
+    noise = np.sqrt(left @ left / max(1, len(rows) - count))
     doubts = np.diag(noise / (likely * units))
-    found = without_gain(np.vstack([rows, doubts]), np.append(seen, np.zeros(len(doubts))), count)
-    return np.asarray(found / units)
+    found = without_gain(np.vstack([rows, doubts]), np.append(seen, -doubts @ least), count)
+    return np.asarray((found + least) / units)

@@ -35,17 +35,13 @@ from soapstone.sim.reference import Timeline
 from soapstone.validation.comparing import STATISTICS
 from soapstone.validation.in_step import Alone
 from soapstone.validation.rehearsing import FAILURES
-from soapstone.validation.unsteady import Pace
+from soapstone.validation.unsteady import REFILLED_S, Pace
 
 WARM_UP = 2
 """[choice] Steps of a strategy before its first counted one."""
 
 IN_TURN = 2
 """[choice] Steps of a strategy before the next has its turn."""
-
-REFILLED_S = 0.3
-"""[choice] The first step of a turn does not count where steps take less than this: it finds in caches what
-others had there ([measured] RNNTC on two x86 cores, steps of 0.1 to 0.15 s: it takes up to 5 % longer)."""
 
 STEADY, MOST_TIMES, LONGEST_MORE_S = 0.01, 4, 60.0
 """[choice] Strategies have more turns than were asked for until half of them are told so well (as a

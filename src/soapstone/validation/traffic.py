@@ -51,8 +51,9 @@ class Traffic:
     number of ranks; the part of its time by which a sum delays a message and a message a sum, None where
     links carry both, one after the other; how much longer the bytes of a message take beyond those of a large
     one; the latency of messages, relative to the machine's; the largest piece in which messages go by belts,
-    0 where they go whole; what all of this takes of the threads of ranks; what their meeting takes; and
-    whether ranks share memory only within each of several computers."""
+    0 where they go whole; what all of this takes of the threads of ranks; what their meeting takes, and
+    how much more where one has slept; and whether ranks share memory only within each of several
+    computers."""
 
     messages: tuple[float, ...] = (1.0,)
     sums: dict[int, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)
@@ -63,6 +64,7 @@ class Traffic:
     piece_bytes: int = 0
     handing: Handing = field(default_factory=Handing)
     meeting_s: float = 0.0
+    waking_s: float = 0.0
     within_nodes: bool = False
 
     def handed(self, size_bytes: int) -> float:
@@ -106,11 +108,12 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
     """Messages and sums among the ranks of a computer, all of which ask at once; the same on every rank."""
     if wire.size == 1:
         return AS_THE_MACHINE_SAYS
-    meeting_s = measured_meeting(wire) if wire.device.type == "cpu" else 0.0
+    meeting_s, waking_s = measured_meeting(wire) if wire.device.type == "cpu" else (0.0, 0.0)
     if len(machine.nodes) > 1:
         shares = wire.told_by_all("yes" if len(wire.neighbours) > 1 else "no", "shared memory")
         handing = measured_handing(wire, ())
-        return Traffic(handing=handing, meeting_s=meeting_s, within_nodes="yes" in shares)
+        within = "yes" in shares
+        return Traffic(handing=handing, meeting_s=meeting_s, waking_s=waking_s, within_nodes=within)
     messages = [_messages(wire, machine, busy) for busy in range(1, wire.size + 1)]
     counts = sorted({2, max(2, wire.size // 2), wire.size})
     wire.prepare([range(count) for count in counts])
@@ -127,14 +130,17 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
         0 if wire.belts is None else wire.belts.piece_bytes,
         handing,
         meeting_s,
+        waking_s,
     )
 
 
 def between(first: Traffic, second: Traffic) -> Traffic:
     """What lies between two measurements, of which both hold in part: before and after the strategies."""
+    handing = first.handing.between(second.handing)
     meeting_s = (first.meeting_s + second.meeting_s) / 2
+    waking_s = (first.waking_s + second.waking_s) / 2
     if not first.sums:
-        return replace(first, handing=first.handing.between(second.handing), meeting_s=meeting_s)
+        return replace(first, handing=handing, meeting_s=meeting_s, waking_s=waking_s)
 
     def mean(a: float, b: float) -> float:
         return _digits(sqrt(a * b))
@@ -155,8 +161,9 @@ def between(first: Traffic, second: Traffic) -> Traffic:
         mean(first.beyond, second.beyond),
         mean(first.latency, second.latency),
         first.piece_bytes,
-        first.handing.between(second.handing),
+        handing,
         meeting_s,
+        waking_s,
     )
 
 
