@@ -157,13 +157,17 @@ class Parts:
         return replace(self, unsteady=said_s / native.simulate(self.durations(Calibration()), *self.flat)[2])
 
     def _among(self, found: Unsteady, place: NDArray[np.int64], busy: Floats) -> float:
-        """Seconds of a step in these rounds."""
+        """Seconds of a step in these rounds. What messages and meetings take is not of the moment to which
+        rounds are relative: it was measured before the strategies and after them."""
         steady_s = self.durations(Calibration())
         if self.launches_ahead:  # threads differ, not kernels, and all of them are at work
             times = slowness(found.rounds, place, np.full(len(place), len(found.rounds[0].each)))
             ways_s = steady_s * np.hstack([np.ones_like(times), times[:, self._computing]])
         else:
-            ways_s = steady_s * slowness(found.rounds, place, busy)
+            none = np.zeros_like(self.calls)
+            pieces = self.handed.cut + self.handed.put
+            own_s = self.seconds + self.handing.taken_s(none, pieces, self.handed.put_bytes, self.calls)
+            ways_s = steady_s + own_s * (slowness(found.rounds, place, busy) - 1.0)
         return float(np.quantile([native.simulate(each_s, *self.flat)[2] for each_s in ways_s], found.faster))
 
 
