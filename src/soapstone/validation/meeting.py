@@ -5,10 +5,10 @@ what it computes next finds caches and threads cold; and ranks that should come 
 moment do not quite. No single message shows that: a rank that does nothing else between messages does not
 fall asleep. So ranks compute between messages, and what that takes beyond the computing and the messages,
 each by itself, is the meeting's. All of them at once, a little at a time: that is a meeting for which nobody
-sleeps ([measured] two cores of a Xeon, 11 to 54 us of computing: 12 to 47 us). One after the other, for so
-long that the others sleep meanwhile: what that takes more is waking's (the same cores, 0.21 ms of computing:
-86 to 109 us in all). After milliseconds of computing both are more, since ranks differ by more then; that is
-seen while strategies run (`unsteady`).
+sleeps ([measured] two cores of a Xeon, 11 to 56 us of computing: 12 to 47 us). One after the other, for so
+long that the others sleep meanwhile: what that takes more is waking's (the same cores, 0.21 and 0.24 ms of
+computing: 86 and 109 us in all). After milliseconds of computing both are more, since ranks differ by more
+then; that is seen while strategies run (`unsteady`).
 
 Between GPUs it is not measured: where they wait for messages themselves (`runtime.belts`) no thread does.
 """

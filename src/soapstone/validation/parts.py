@@ -149,11 +149,11 @@ class Parts:
             return self
         number = {device.name: i for i, device in enumerate(machine.devices)}
         place = np.array([number.get(task.resource, -1) for task in self.tasks.tasks])
-        evened = tuple(each.evened for each in found.rounds)
         unmet = replace(self, met_s=np.zeros_like(self.met_s))
-        said_s = max(
-            self._among(replace(found, rounds=evened), place, busy), unmet._among(found, place, busy)
-        )
+        said_s = unmet._among(found, place, busy)
+        if self.met_s.any():
+            evened = replace(found, rounds=tuple(each.evened for each in found.rounds))
+            said_s = max(said_s, self._among(evened, place, busy))
         return replace(self, unsteady=said_s / native.simulate(self.durations(Calibration()), *self.flat)[2])
 
     def _among(self, found: Unsteady, place: NDArray[np.int64], busy: Floats) -> float:

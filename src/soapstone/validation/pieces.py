@@ -13,8 +13,8 @@ as much). Where all are of one size only what is likely tells the two apart.
 
 Where tasks are long and messages large, all of this is little beside what a task takes one time and not the
 next, and telling it apart would be guessing ([measured] four ranks on two cores, messages of 2 MB: 0.6 ms for
-an end of a message by one run, 0.06 by the next). So each of them is believed to take longer only as far as
-that is told more clearly than it is unlikely (`LIKELY_S` and those that follow it).
+an end of a message by one run, 0.06 by the next). So each of them is believed to take longer, or
+less, only as far as that is told more clearly than it is unlikely (`LIKELY_S` and those that follow it).
 """
 
 from __future__ import annotations
