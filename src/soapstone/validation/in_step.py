@@ -56,7 +56,7 @@ LONGEST_S = 6.0
 """[choice] There are fewer rounds of a step where they would take longer."""
 
 FEWEST = 8
-"""[choice] With fewer tasks than this nothing is told apart."""
+"""[choice] With fewer tasks than this, those of both steps, nothing is told apart."""
 
 MOST_SHARE = 1.0
 """[choice] No pass takes longer by more than this part of its time for its time's sake, or shorter by more
@@ -378,9 +378,9 @@ def longer(
     """What forward tasks take longer than their passes do over and over again, by what they took, so that
     together they take what they took. A row has one, a task's views and passes, and these passes' seconds.
     Others help to tell these apart; if they are clearly smaller, they take together what they took, too."""
-    if len(rows) < FEWEST:
-        return Longer()
     every, every_s = np.vstack([rows, other_rows]), np.append(seen_s, other_seen_s)
+    if not len(rows) or len(every) < FEWEST:
+        return Longer()
     own_s, count = every[:, -1], every.shape[1] - 1
     units = units_of(every)
     weight = 1.0 / np.sqrt(np.maximum(own_s, LEAST_S))

@@ -153,7 +153,7 @@ def beyond_said(said: Said, seen: Seen, usual_s: float) -> Beyond | None:
         said_s.append(float(said.seconds[numbers].sum()) + handed_s / stretch)
         beyond_s.append(seen.tasks_s[numbers[0]] - said_s[-1])
     told = np.array(rows).reshape(-1, 4)
-    if np.count_nonzero(told[:, 1]) < FEWEST or not seen.asked:
+    if len(told) < FEWEST or not told[:, 1].any() or not seen.asked:
         return None
     weight = 1.0 / np.sqrt(np.maximum(said_s, LEAST_S))
     likely = np.array([LIKELY_PIECE_S, LIKELY_PIECE_S, LIKELY_BYTE_S, LIKELY_S]) / stretch

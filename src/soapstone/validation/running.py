@@ -45,7 +45,7 @@ IN_TURN = 2
 
 STEADY, MOST_TIMES, LONGEST_MORE_S = 0.01, 4, 60.0
 """[choice] Strategies have more turns than were asked for until half of them are told so well (as a
-part of themselves, one standard error), up to so many times as many, and for no longer than this."""
+part of themselves, one standard error), up to so many times as many, and for no longer than this in all."""
 
 BETWEEN_PACES = 4
 """[choice] So many strategies have their turn before ranks see how fast they are now."""
@@ -120,9 +120,10 @@ def ran(
     found: dict[int, Ran] = {}
     if pace is not None:
         pace.taken.clear()
-    for chunk in _chunks(plans, wire):
+    chunks = _chunks(plans, wire)
+    for chunk in chunks:
         trainers = {i: _trainer(plans[i], model, wire, fuse=True) for i in chunk}
-        found |= _in_turn(trainers, model, wire, steps, pace)
+        found |= _in_turn(trainers, model, wire, steps, pace, LONGEST_MORE_S / len(chunks))
         del trainers
         if wire.device.type == "cuda":
             torch.cuda.empty_cache()  # ranks that share a GPU need it too
@@ -131,7 +132,12 @@ def ran(
 
 
 def _in_turn(
-    trainers: Mapping[int, Trainer], model: Model, wire: Wire, steps: int, pace: Pace | None
+    trainers: Mapping[int, Trainer],
+    model: Model,
+    wire: Wire,
+    steps: int,
+    pace: Pace | None,
+    longest_more_s: float,
 ) -> dict[int, Ran]:
     """Run trainers that fit in memory together, which they leave when this is over."""
     found = {i: Ran() for i in trainers}
@@ -158,7 +164,7 @@ def _in_turn(
         for done in range(0, steps, IN_TURN):
             turn(min(IN_TURN, steps - done))
         more_s = 0.0
-        while is_doubtful() and more_s < LONGEST_MORE_S:
+        while is_doubtful() and more_s < longest_more_s:
             start_s = perf_counter()
             turn(IN_TURN)
             more_s += _slowest([perf_counter() - start_s], wire)[0]
