@@ -36,9 +36,13 @@ from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import Crowding
 from soapstone.validation.in_step import (
     MOST_ADDING,
+    MOST_BESIDE_S,
+    MOST_ONCE_S,
     Call,
     InStep,
     Longer,
+    Rows,
+    beside_tasks,
     less_or_longer,
     longer,
     longer_back,
@@ -234,7 +238,9 @@ def test_ranks_agree_on_what_they_have_seen(tmp_path: Path, is_finer_too: bool) 
     assert first == second
     one, both = first
     for found, times in ((one, 1.0), (both, 2.5)):
-        assert found.update == pytest.approx(times - 1.0, abs=0.01)
+        assert found.update_once_s <= MOST_ONCE_S
+        updates_s = (1.0 + found.update) * PASS_S + found.update_once_s
+        assert updates_s == pytest.approx(times * PASS_S, rel=0.01)
         if is_finer_too:
             own = found.forward  # every pass takes alike: it is not told from a task, nor from its time
             assert 0.9 * times * TASK_S < own.task_s + own.pass_s < 3 * times * TASK_S
@@ -272,6 +278,15 @@ def test_a_rank_that_fails_alone_keeps_all_from_it() -> None:
     ranks.close()
 
 
+def test_what_a_step_takes_beside_its_tasks_is_told_by_two_of_them() -> None:
+    own = Rows(tasks=10, between_s=3e-4)
+    assert beside_tasks(own, Rows()) == 0.0
+    assert beside_tasks(own, Rows(tasks=30, between_s=7e-4)) == pytest.approx(1e-4)
+    assert beside_tasks(own, Rows(tasks=30, between_s=9e-4)) == pytest.approx(0.0, abs=1e-12)
+    assert beside_tasks(own, Rows(tasks=30, between_s=2e-3)) == 0.0
+    assert beside_tasks(own, Rows(tasks=30, between_s=1e-4)) == MOST_BESIDE_S
+
+
 def test_predictions_take_what_a_step_takes_longer() -> None:
     """A step of data parallelism is longer by what each of its passes, tasks, views and gradients is, by its
     updates, and by what the runtime does between tasks."""
@@ -307,6 +322,9 @@ def test_predictions_take_what_a_step_takes_longer() -> None:
         (InStep(weight_s=1e-3), 1e-3 * weights),
         (InStep(between_s=1e-3), 1e-3 * len(own)),
         (InStep(between_s=1e-3, real=2.0), 2e-3 * len(own) + computing_s),
+        (InStep(update_once_s=1e-3), 1e-3),
+        (InStep(beside_s=1e-3), 1e-3),
+        (InStep(beside_s=1e-3, real=2.0), 2e-3 + computing_s),
     ):
         assert step_s(in_step) == pytest.approx(plain_s + more_s, rel=1e-3)
     assert step_s(InStep(update=9.0)) > plain_s

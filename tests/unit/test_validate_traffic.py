@@ -25,10 +25,12 @@ from soapstone.tasks.task import COMPUTE_KINDS, TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.drawing import drawn
 from soapstone.validation.handing import Handing
+from soapstone.validation.meeting import LONGEST_S, SLEPT_S, waking_s
 from soapstone.validation.parts import parts_of
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic, between
 
 MACHINE, COSTS = preset("cpu:1x2"), AnalyticCosts()
+WAKING_S = 3.0, 4.0
 
 
 @pytest.fixture(scope="module")
@@ -194,9 +196,9 @@ def test_what_was_measured_before_and_after_lies_between() -> None:
     assert found.handing.sums == {2: (3.0, 4.0)}
     assert (found.beyond, found.latency) == (2.0, 3.0)
     assert between(AS_THE_MACHINE_SAYS, AS_THE_MACHINE_SAYS) == AS_THE_MACHINE_SAYS
-    some, others = Traffic(meeting_s=2.0, waking_s=1.0), Traffic(meeting_s=8.0, waking_s=2.0)
+    some, others = Traffic(meeting_s=2.0, waking=(1.0, 3.0)), Traffic(meeting_s=8.0, waking=(2.0, 5.0))
     met = between(some, others)  # also where nothing else was measured
-    assert (met.meeting_s, met.waking_s) == (5.0, 1.5)
+    assert (met.meeting_s, met.waking) == (5.0, (1.5, 4.0))
 
 
 def test_a_task_that_meets_another_rank_takes_longer(graph: Graph) -> None:
@@ -207,13 +209,22 @@ def test_a_task_that_meets_another_rank_takes_longer(graph: Graph) -> None:
     assert longer == pytest.approx(3.0 * usual.meets)
 
 
+def test_who_has_slept_for_longer_takes_longer_to_wake() -> None:
+    short_s, long_s = SLEPT_S
+    at = np.array([0.0, WATCH_S, short_s, long_s, long_s**2 / short_s, LONGEST_S, 9.0])
+    found = waking_s((2.0, 5.0), at)
+    assert found[:5] == pytest.approx([0.0, 0.0, 2.0, 5.0, 8.0])
+    assert found[5] == found[6] > 8.0
+    assert waking_s((3.0, 3.0), at)[2:] == pytest.approx([3.0] * 5)
+
+
 def test_who_has_waited_for_long_has_to_wake(graph: Graph) -> None:
     """A task that meets another rank takes longer by that where its device had nothing to do before for more
     than it watches, and not where it had."""
     asleep = 0
     for seed in range(4):
         plan = plan_of(random_strategy(graph, 2, Random(seed)))
-        usual, met = (parts_of(plan, COSTS, traffic=Traffic(waking_s=each)) for each in (0.0, 3.0))
+        usual, met = (parts_of(plan, COSTS, traffic=Traffic(waking=each)) for each in ((0.0, 0.0), WAKING_S))
         woken_s = met.durations(Calibration()) - usual.durations(Calibration())
         assert woken_s == pytest.approx(met.woken_s)
         assert (woken_s[usual.meets == 0] == 0).all()
@@ -223,8 +234,8 @@ def test_who_has_waited_for_long_has_to_wake(graph: Graph) -> None:
             task = usual.tasks.tasks[number]
             if task.kind in COMPUTE_KINDS and usual.meets[number]:
                 waited_s = timeline.start_s[number] - until_s[task.resource]
-                assert waited_s > 1.99 * WATCH_S or woken_s[number] < 3.0
-                assert waited_s < 2.01 * WATCH_S or woken_s[number] == pytest.approx(3.0)
+                said_s = usual.meets[number] * waking_s(WAKING_S, np.array([waited_s]))[0]
+                assert woken_s[number] == pytest.approx(said_s, abs=1e-6)
                 assert waited_s > 0.99 * WATCH_S or not woken_s[number]
                 asleep += woken_s[number] > 0
             if task.kind in COMPUTE_KINDS:
@@ -241,7 +252,7 @@ def test_all_ranks_see_the_same_traffic(ranks: Ranks) -> None:
     assert min(*first.messages, *first.latencies.values(), *factors, first.delay) > 0
     assert 0 <= first.handing.message_s < 1
     assert 0 <= first.meeting_s < 1
-    assert 0 <= first.waking_s < 1
+    assert 0 <= first.waking[0] <= first.waking[1] < 1
     assert min(first.beyond, first.latency) > 0
 
 

@@ -124,6 +124,11 @@ class Crowding:
         return tuple(each.real for each in self.in_step) or (1.0,) * len(self.usual)
 
     @property
+    def beside_s(self) -> float:
+        """What a step takes beside tasks and what lies between them."""
+        return self.stretch[-1] * self.real[-1] * self.in_step[-1].beside_s if self.in_step else 0.0
+
+    @property
     def adding_up(self) -> tuple[float, ...]:
         """How many times as long as it was measured adding gradients up takes with 1, 2, ... at work."""
         in_step = tuple(each.adding for each in self.in_step) or (1.0,) * len(self.usual)

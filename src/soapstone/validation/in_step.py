@@ -69,6 +69,16 @@ step take less than without that, they take less by the same part."""
 LEAST_S = 2e-5
 """[choice] Tasks are weighed by what they take, no task as if it took less."""
 
+MOST_ONCE_S = 1.5e-4
+"""[choice] What updates take in a step beyond what each of them was measured to take is so far that of asking
+for all of them, which is done once, and only then a part of their time ([measured] a tiny MLP on two x86
+cores: 0.14 ms for 4 weights, 0.17 for 10)."""
+
+MOST_BESIDE_S = 2e-4
+"""[choice] What lies between tasks is so far the step's own at most, and else each task's. Two steps of the
+same weights do not tell the step's own from what weights take ([measured] a rank with nothing to compute, two
+x86 cores: 0.16 to 0.18 ms; by two steps 0.25 for an MLP of 10 weights, 1.0 for a DLRM of 30)."""
+
 MOST_ADDING = 3.0
 """[choice] Adding up takes no more times as long as by itself."""
 
@@ -122,21 +132,23 @@ class Longer:
 
 @dataclass(frozen=True)
 class InStep:
-    """The same of forward and of backward passes; by what part of its time an update takes longer, and what
-    launching it takes for each weight; what it takes to put the gradient of a weight into a bucket, and each
-    byte of it; what the runtime does between tasks, for each of them; how much longer all of it takes in real
-    time than its parts by a thread's own clock, because the computer does other work now and then, which no
-    short measurement shows (or less, as far as what is usual of parts is more than what is of the whole); the
-    real time of the whole step that was seen; and how many times as long it takes to add gradients up, none
-    of which is in a cache then."""
+    """The same of forward and of backward passes; by what part of its time an update takes longer, what
+    launching it takes for each weight, and what asking for all of them does; what it takes to put the
+    gradient of a weight into a bucket, and each byte of it; what the runtime does between tasks, for each of
+    them, and in a step beside that; how much longer all of it takes in real time than its parts by a thread's
+    own clock, because the computer does other work now and then, which no short measurement shows (or less,
+    as far as what is usual of parts is more than what is of the whole); the real time of the whole step that
+    was seen; and how many times as long it takes to add gradients up, none of which is in a cache then."""
 
     forward: Longer = field(default_factory=Longer)
     backward: Longer = field(default_factory=Longer)
     update: float = 0.0
     update_s: float = 0.0
+    update_once_s: float = 0.0
     weight_s: float = 0.0
     weight_byte_s: float = 0.0
     between_s: float = 0.0
+    beside_s: float = 0.0
     real: float = 1.0
     whole_s: float = 0.0
     adding: float = 1.0
@@ -278,12 +290,15 @@ class Call:
 @dataclass
 class Rows:
     """Of forward tasks one, their views, their passes, and what these take over and over; what each took; of
-    how many passes they do a part; and the calls that take tasks back."""
+    how many passes they do a part; the calls that take tasks back; and how many tasks there are, and what
+    lies between them."""
 
     rows: list[tuple[float, float, float, float]] = field(default_factory=list)
     seen_s: list[float] = field(default_factory=list)
     parts: int = 0
     calls: list[Call] = field(default_factory=list)
+    tasks: int = 0
+    between_s: float = 0.0
 
     @property
     def told(self) -> Floats:
@@ -296,6 +311,8 @@ def _rows(alone: Alone, taken: Taken, repeated: Repeated, *, met: bool = True) -
     others."""
     found, tasks, passes_of = Rows(), alone.step.tasks, passes_in(alone.step.tasks, alone.strategy)
     place = tasks.tasks[next(iter(taken.tasks_s))].resource if taken.tasks_s else None
+    found.tasks = sum(tasks.tasks[number].resource == place for number in passes_of)
+    found.between_s = taken.between_s
     for number, passes in passes_of.items():
         if tasks.tasks[number].kind is TaskKind.BACKWARD or number not in taken.tasks_s:
             continue
@@ -332,16 +349,15 @@ def _found(
     tasks, taken = alone.step.tasks, usual([each.taken for each in seen])
     if not taken.tasks_s:
         return None
-    place = tasks.tasks[next(iter(taken.tasks_s))].resource
     own = _rows(alone, taken, repeated)
     seen_s, parts = own.seen_s, own.parts
     backward_s, adding = longer_back(own.calls, others.calls)
     updated = _updated_bytes(tasks, taken)
     update_s = sum(map(repeated.update_s, updated))
-    passes_of = passes_in(tasks, alone.strategy)
-    own_tasks = sum(tasks.tasks[number].resource == place for number in passes_of)
+    once_s = min(MOST_ONCE_S, max(0.0, taken.update_s - update_s)) if update_s else 0.0
     whole_s = undisturbed(each.whole_s for each in seen)
     between_s = max(0.0, whole_s - taken.done_s) if alone.step.is_launched else taken.between_s
+    beside_s = beside_tasks(own, others)
     if plain is None or not parts:
         forward_s = longer(own.told, np.array(seen_s), others.told, np.array(others.seen_s))
     else:
@@ -358,10 +374,12 @@ def _found(
     return InStep(
         forward_s,
         backward_s,
-        taken.update_s / update_s - 1.0 if update_s else 0.0,
+        (taken.update_s - once_s) / update_s - 1.0 if update_s else 0.0,
         0.0 if update_s or not updated else taken.update_s / len(updated),
+        once_s,
         *_collecting(alone.step, taken),
-        between_s / own_tasks,
+        (between_s - beside_s) / own.tasks,
+        beside_s,
         1.0
         if alone.step.is_launched
         else max(1.0, median(each.real_s / max(each.whole_s, 1e-9) for each in seen) / repeated.stretch)
@@ -370,6 +388,15 @@ def _found(
         undisturbed(each.real_s for each in seen),
         adding,
     )
+
+
+def beside_tasks(own: Rows, others: Rows) -> float:
+    """What a step takes beside its tasks and what lies between each two of them, by two steps of which one
+    has more tasks."""
+    if others.tasks <= own.tasks:
+        return 0.0
+    each_s = max(0.0, others.between_s - own.between_s) / (others.tasks - own.tasks)
+    return min(MOST_BESIDE_S, max(0.0, own.between_s - own.tasks * each_s))
 
 
 def longer(

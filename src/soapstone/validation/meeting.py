@@ -7,24 +7,30 @@ fall asleep. So ranks compute between messages, and what that takes beyond the c
 each by itself, is the meeting's. All of them at once, a little at a time: that is a meeting for which nobody
 sleeps ([measured] two cores of a Xeon, 11 to 56 us of computing: 12 to 47 us). One after the other, for so
 long that the others sleep meanwhile: what that takes more is waking's (the same cores, 0.21 and 0.24 ms of
-computing: 86 and 109 us in all). After milliseconds of computing both are more, since ranks differ by more
-then; that is seen while strategies run (`unsteady`).
+computing: 86 and 109 us in all). Who has slept for longer finds less of what it needs in its core's caches,
+so it is measured for two lengths, and more for each time as long ([measured] two such cores, an operator done
+over and over: 50 to 70 us longer after 0.6 ms of waiting, 90 to 110 after 2.4, 140 to 160 after 10; all that
+it does within 3 ms after that 130, 270 and 580). After milliseconds of computing a meeting without sleep is
+more, too, since ranks differ by more then; that is seen while strategies run (`unsteady`).
 
 Between GPUs it is not measured: where they wait for messages themselves (`runtime.belts`) no thread does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
 from time import perf_counter
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from soapstone.cost.undisturbed import undisturbed
 from soapstone.ops.box import Interval
+from soapstone.runtime.mailbox import WATCH_S
 from soapstone.runtime.ports import Arrival, Departure, Outlet
 from soapstone.runtime.wire import Wire
 
@@ -32,8 +38,11 @@ ROWS = 128
 """[choice] Rows of the matrices whose product is computed in between: a fraction of a millisecond, in which
 ranks hardly differ."""
 
-LONG_S = 3e-4
-"""[choice] So long at least a rank computes while others sleep: several times what they watch for it."""
+SLEPT_S = 3e-4, 1e-3
+"""[choice] So long a rank computes while others sleep: several times what they watch for it, and longer."""
+
+LONGEST_S = 1e-2
+"""[choice] Who sleeps for longer than this wakes as after that."""
 
 ELEMENTS = 1024
 """[choice] Elements of a message that takes next to no time but that of being handed over."""
@@ -43,11 +52,21 @@ REPEATS = 32
 """[choice] Messages of a rank in a row, and how often each row is sent."""
 
 Compute = Callable[[], None]
+Floats = NDArray[np.float64]
 
 
-def measured_meeting(wire: Wire) -> tuple[float, float]:
+def waking_s(waking: Sequence[float], waited_s: Floats) -> Floats:
+    """What waking takes after waits, where it takes so long after each of `SLEPT_S`: nothing while a rank
+    watches, and as much more for each time as long."""
+    at = np.log([WATCH_S, *SLEPT_S])
+    more_s = (waking[1] - waking[0]) / (at[2] - at[1])
+    waited = np.log(np.clip(waited_s, WATCH_S, LONGEST_S))
+    return np.interp(waited, at, [0.0, *waking]) + more_s * np.maximum(waited - at[2], 0.0)
+
+
+def measured_meeting(wire: Wire) -> tuple[float, tuple[float, float]]:
     """Seconds that a meeting takes among ranks whose threads wait for messages, and what it takes more where
-    one has slept; the same on every rank."""
+    one has slept for so long (`SLEPT_S`); the same on every rank."""
     a, b = torch.rand(ROWS, ROWS), torch.rand(ROWS, ROWS)
     stream = torch.rand(2 * ROWS * ROWS)
 
@@ -55,25 +74,29 @@ def measured_meeting(wire: Wire) -> tuple[float, float]:
         torch.mm(a, b)
         stream.mul(2.0).sum()
 
-    times = ceil(LONG_S / _over_ranks(wire, _seconds(little), dist.ReduceOp.MIN))
+    little_s = _over_ranks(wire, _seconds(little), dist.ReduceOp.MIN)
 
-    def much() -> None:
-        for _ in range(times):
+    def much(long_s: float) -> None:
+        for _ in range(ceil(long_s / little_s)):
             little()
 
     ways = [
-        partial(_alone, wire, much),
-        partial(_relay, wire, much),
         partial(_relay, wire, _nothing),
         partial(_at_once, wire, little),
         partial(_swap, wire, little),
         partial(_swap, wire, _nothing),
+        *(partial(way, wire, partial(much, long_s)) for long_s in SLEPT_S for way in (_alone, _relay)),
     ]
     taken = [[way() for way in ways] for _ in range(REPEATS + 1)][1:]
-    alone_s, relay_s, handed_s, at_once_s, swap_s, swapped_s = map(undisturbed, zip(*taken, strict=True))
+    handed_s, at_once_s, swap_s, swapped_s, *slept = map(undisturbed, zip(*taken, strict=True))
     meeting_s = max(0.0, swap_s - swapped_s - at_once_s)
-    waking_s = max(0.0, relay_s - handed_s - alone_s - meeting_s)
-    return float(f"{meeting_s:.3g}"), float(f"{waking_s:.3g}")
+    alone_s, relay_s = np.array(slept).reshape(-1, 2).T
+    short_s, long_s = np.maximum.accumulate(np.maximum(relay_s - alone_s - handed_s - meeting_s, 0.0))
+    return _digits(meeting_s), (_digits(short_s), _digits(long_s))
+
+
+def _digits(number: float) -> float:
+    return float(f"{number:.3g}")
 
 
 def _nothing() -> None:

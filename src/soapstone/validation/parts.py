@@ -40,7 +40,6 @@ from soapstone.cost.work import Work
 from soapstone.machine import DeviceKind, Machine
 from soapstone.plans import Plan
 from soapstone.runtime.as_run import AsRun, as_run
-from soapstone.runtime.mailbox import WATCH_S
 from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
@@ -63,6 +62,7 @@ from soapstone.validation.ends import (
 )
 from soapstone.validation.handing import Handing
 from soapstone.validation.in_step import InStep, count_of_parts
+from soapstone.validation.meeting import waking_s
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
 from soapstone.validation.unsteady import Unsteady, slowness
 
@@ -110,6 +110,7 @@ class Parts:
     latency_s: Floats
     flat: tuple[Any, ...]
     launches_ahead: bool
+    beside_s: float = 0.0
     unsteady: float = 1.0
 
     def durations(self, found: Calibration) -> Floats:
@@ -131,7 +132,11 @@ class Parts:
 
     def makespan_s(self, found: Calibration) -> float:
         """The predicted step under a calibration."""
-        return self.unsteady * native.simulate(self.durations(found), *self.flat)[2] + found.step_s
+        return self._beside_too(native.simulate(self.durations(found), *self.flat)[2], found)
+
+    def _beside_too(self, makespan_s: float, found: Calibration) -> float:
+        """A simulated step with what it takes beside its tasks."""
+        return self.unsteady * (makespan_s + self.beside_s) + found.step_s
 
     def timeline(self, found: Calibration) -> Timeline:
         """When each task runs under a calibration; on GPUs, launching is a part of it."""
@@ -140,7 +145,7 @@ class Parts:
         if self.launches_ahead:
             end_s[self._computing] = np.maximum(end_s[self._computing], end_s[count:])
         begun_s, done_s = (self.unsteady * each[:count] for each in (start_s, end_s))
-        return Timeline(begun_s.tolist(), done_s.tolist(), self.unsteady * makespan_s + found.step_s)
+        return Timeline(begun_s.tolist(), done_s.tolist(), self._beside_too(makespan_s, found))
 
     def among(self, found: Unsteady, machine: Machine, busy: Floats) -> Parts:
         """The same where ranks are as fast as in these rounds, with so many at work during each task. That
@@ -270,12 +275,13 @@ def parts_of(
         calls,
         meets,
         met_s,
-        traffic.waking_s * meets * np.clip(waited_s / WATCH_S - 1.0, 0.0, 1.0),
+        meets * waking_s(traffic.waking, waited_s),
         traffic.handing,
         wire_s,
         latency_s,
         flat,
         launches is not None,
+        crowding.beside_s,
     ).among(crowding.unsteady, machine, busy)
 
 
@@ -347,8 +353,8 @@ def _around(tasks: TaskGraph, strategy: Strategy, crowding: Crowding) -> Floats:
 
 
 def _around_passes(tasks: TaskGraph, passes_of: Passes, in_step: InStep) -> Floats:
-    """What each task does beside passes: itself, views, what the runtime does between tasks, and collecting
-    gradients that are added up."""
+    """What each task does beside passes: itself, views, what the runtime does between tasks, collecting
+    gradients that are added up, and asking for all updates of a device."""
     found = np.zeros(len(tasks.tasks))
     for number, passes in passes_of.items():
         is_forward = tasks.tasks[number].kind is TaskKind.FORWARD
@@ -357,10 +363,13 @@ def _around_passes(tasks: TaskGraph, passes_of: Passes, in_step: InStep) -> Floa
         if is_forward:
             views = sum(share for work, share in passes if work is None)
             found[number] += in_step.forward.task_s + in_step.forward.view_s * views
+    asked: set[str] = set()  # devices that have asked for their updates
     for buffer in tasks.buffers:
         if buffer.kind is BufferKind.WEIGHT_GRADIENT:
             for number in (tasks.ids[key] for key in buffer.needed_by):
-                found[number] += in_step.update_s
+                place = tasks.tasks[number].resource
+                found[number] += in_step.update_s + in_step.update_once_s * (place not in asked)
+                asked.add(place)
                 before = (tasks.tasks[i].kind for i in tasks.after[number])
                 if any(kind is TaskKind.ALL_REDUCE for kind in before):
                     found[number] += in_step.collecting_s(buffer.size_bytes)

@@ -52,8 +52,8 @@ class Traffic:
     links carry both, one after the other; how much longer the bytes of a message take beyond those of a large
     one; the latency of messages, relative to the machine's; the largest piece in which messages go by belts,
     0 where they go whole; what all of this takes of the threads of ranks; what their meeting takes, and
-    how much more where one has slept; and whether ranks share memory only within each of several
-    computers."""
+    how much more where one has slept (`meeting.waking_s`); and whether ranks share memory only within each
+    of several computers."""
 
     messages: tuple[float, ...] = (1.0,)
     sums: dict[int, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Traffic:
     piece_bytes: int = 0
     handing: Handing = field(default_factory=Handing)
     meeting_s: float = 0.0
-    waking_s: float = 0.0
+    waking: tuple[float, float] = (0.0, 0.0)
     within_nodes: bool = False
 
     def handed(self, size_bytes: int) -> float:
@@ -108,18 +108,18 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
     """Messages and sums among the ranks of a computer, all of which ask at once; the same on every rank."""
     if wire.size == 1:
         return AS_THE_MACHINE_SAYS
-    meeting_s, waking_s = measured_meeting(wire) if wire.device.type == "cpu" else (0.0, 0.0)
+    meeting_s, waking = measured_meeting(wire) if wire.device.type == "cpu" else (0.0, (0.0, 0.0))
     if len(machine.nodes) > 1:
         shares = wire.told_by_all("yes" if len(wire.neighbours) > 1 else "no", "shared memory")
         handing = measured_handing(wire, ())
         within = "yes" in shares
-        return Traffic(handing=handing, meeting_s=meeting_s, waking_s=waking_s, within_nodes=within)
+        return Traffic(handing=handing, meeting_s=meeting_s, waking=waking, within_nodes=within)
     messages = [_messages(wire, machine, busy) for busy in range(1, wire.size + 1)]
     counts = sorted({2, max(2, wire.size // 2), wire.size})
     wire.prepare([range(count) for count in counts])
     are_apart = wire.backend != "memory"  # where ranks add up themselves, one sum follows the other
-    sums = {count: _sums(wire, machine, count, are_apart=are_apart) for count in counts}
     handing = measured_handing(wire, counts)
+    sums = {count: _sums(wire, machine, count, handing, are_apart=are_apart) for count in counts}
     return Traffic(
         tuple(messages),
         {count: factors for count, (_, factors) in sums.items()},
@@ -130,7 +130,7 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
         0 if wire.belts is None else wire.belts.piece_bytes,
         handing,
         meeting_s,
-        waking_s,
+        waking,
     )
 
 
@@ -138,9 +138,10 @@ def between(first: Traffic, second: Traffic) -> Traffic:
     """What lies between two measurements, of which both hold in part: before and after the strategies."""
     handing = first.handing.between(second.handing)
     meeting_s = (first.meeting_s + second.meeting_s) / 2
-    waking_s = (first.waking_s + second.waking_s) / 2
+    short_s, long_s = ((a + b) / 2 for a, b in zip(first.waking, second.waking, strict=True))
+    waking = short_s, long_s
     if not first.sums:
-        return replace(first, handing=handing, meeting_s=meeting_s, waking_s=waking_s)
+        return replace(first, handing=handing, meeting_s=meeting_s, waking=waking)
 
     def mean(a: float, b: float) -> float:
         return _digits(sqrt(a * b))
@@ -163,7 +164,7 @@ def between(first: Traffic, second: Traffic) -> Traffic:
         first.piece_bytes,
         handing,
         meeting_s,
-        waking_s,
+        waking,
     )
 
 
@@ -238,10 +239,10 @@ def _around(wire: Wire, tensor: torch.Tensor, busy: int, tags: Sequence[int]) ->
 
 
 def _sums(
-    wire: Wire, machine: Machine, count: int, *, are_apart: bool
+    wire: Wire, machine: Machine, count: int, handing: Handing, *, are_apart: bool
 ) -> tuple[float, tuple[tuple[int, float, float], ...]]:
-    """The latency of sums over the first ranks, and the time of their bytes, alone and among others, relative
-    to the machine's."""
+    """The latency of sums over the first ranks, beside what one takes of its ends (which by belts it has been
+    asked for long before), and the time of their bytes, alone and among others, relative to the machine's."""
     ranks = range(count)
 
     def act(tensors: Sequence[torch.Tensor]) -> None:
@@ -270,7 +271,9 @@ def _sums(
             for number in ((1, AT_ONCE) if are_apart else (1,))
         ]
         factors.append((size_bytes, own[0], own[-1]))
-    return _digits(least_s / said(NO_BYTES, latency_s=machine.latency(0, 1))), tuple(factors)
+    ends_s = handing.message_s * handing.of_sum(count, NO_BYTES) if wire.belts is None else 0.0
+    latency = (least_s - ends_s) / said(NO_BYTES, latency_s=machine.latency(0, 1))
+    return _digits(latency), tuple(factors)
 
 
 def _delay(wire: Wire) -> float:
