@@ -211,7 +211,8 @@ def test_views_are_passes_without_work() -> None:
     build = GraphBuilder("views")
     x, w = build.input("x", (4, 6)), build.weight("w", (6, 6))
     (seen,) = build.add("reshape", [x], {"shape": (4, 6)}, name="before")
-    (y,) = build.add("linear", [seen, w, None], name="product")
+    (same,) = build.add("replicate", [w], {"degree": 2}, name="copies")  # nothing is done for that
+    (y,) = build.add("linear", [seen, same, None], name="product")
     (z,) = build.add("permute", [y], {"dims": (1, 0)}, name="after")
     (loss,) = build.add("sum", [z], {"dim": (0, 1)}, name="loss")
     strategy = data_parallel(build.graph(loss=loss), CPUS)

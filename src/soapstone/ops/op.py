@@ -174,6 +174,11 @@ class Op:
         """Whether it takes any number of operands."""
         return _takes_any_number(self.torch)
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether it gives back what it is given, and nothing is to be done for that."""
+        return self.is_view and self.torch is self.body
+
     def complete(self, attrs: Attrs) -> dict[str, Attr]:
         """The attributes with defaults filled in; an unknown name is an error."""
         return {**self.attrs, **attrs}

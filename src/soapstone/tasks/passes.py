@@ -69,7 +69,7 @@ class Passes:
 
 def passes_in(tasks: TaskGraph, strategy: Strategy) -> dict[int, list[tuple[Work | None, float]]]:
     """For each task that computes, by its number, the passes in it, and which part of each; None for a view
-    on the way forward, which no cost model has any time for."""
+    on the way forward that torch has to make, which no cost model has any time for."""
     works = Works(strategy.graph)
     found: dict[int, list[tuple[Work | None, float]]] = {}
     for placed in placed_blocks(strategy):
@@ -81,7 +81,8 @@ def passes_in(tasks: TaskGraph, strategy: Strategy) -> dict[int, list[tuple[Work
                         continue
                     own = found.setdefault(tasks.ids[key], [])
                     for part in placed.segments.parts[segment]:
-                        is_view = placed.block.nodes[part.node].op.is_view
+                        op = placed.block.nodes[part.node].op
+                        is_view = op.is_view and not op.is_identity
                         work = works.of(placed, part.node, shard, backward=backward)
                         if work is not None or (is_view and not backward):
                             own.append((work, part.share))

@@ -49,11 +49,13 @@ Floats = NDArray[np.float64]
 
 NO_ROWS: Floats = np.zeros((0, 4))
 
-ROUNDS, FEWEST_ROUNDS, WARM_UP = 24, 3, 2
-"""[choice] How often each step is done, no more and no less, and how often before that."""
+ROUNDS, FEWEST_ROUNDS, WARM_UP = 96, 3, 2
+"""[choice] How often each step is done, no more and no less, and how often before that. Short steps are over
+in a moment, which a computer that also does other work may have been slow for."""
 
-LONGEST_S = 6.0
-"""[choice] There are fewer rounds of a step where they would take longer."""
+LONGEST_S = 9.0
+"""[choice] There are fewer rounds of both steps where they would take longer. Neither has more than the other:
+what is told apart by them is of the same moments."""
 
 FEWEST = 8
 """[choice] With fewer tasks than this, those of both steps, nothing is told apart."""
@@ -215,16 +217,15 @@ def measured_in_step(
     if wire.size == 1 or alone is None:
         return ()
     plain = None if undivided is None else _undivided(wire, undivided, clock, repeated[0])
-    rounds = _rounds(wire, alone, clock)
-    rounds_beside = 0 if finer is None else min(rounds, _rounds(wire, finer, clock))
+    rounds = _rounds(wire, alone, finer, clock)
     seen: dict[int, list[_Seen]] = {1: [], wire.size: []}
     beside: dict[int, list[Taken]] = {busy: [] for busy in seen}
-    for number in range(WARM_UP + rounds):
+    for _ in range(WARM_UP + rounds):
         for busy, own in seen.items():
             wire.meet("steps alone")
             if wire.rank < busy:
                 own.append(_seen(alone.step, clock))
-            if finer is not None and number < WARM_UP + rounds_beside:
+            if finer is not None:
                 wire.meet("steps alone")
                 if wire.rank < busy:
                     beside[busy].append(finer.step.timed(clock))
@@ -241,10 +242,12 @@ def measured_in_step(
     return tuple(_between(one, everyone, (busy - 1) / (wire.size - 1)) for busy in range(1, wire.size + 1))
 
 
-def _rounds(wire: Wire, alone: Alone, clock: Clock) -> int:
-    """How often a step is done, the same on every rank."""
-    longest_s = max(map(float, wire.told_by_all(str(alone.step.run(clock)), "steps alone")))
-    return max(FEWEST_ROUNDS, min(ROUNDS, int(LONGEST_S / (4 * longest_s))))
+def _rounds(wire: Wire, alone: Alone, finer: Alone | None, clock: Clock) -> int:
+    """How often both steps are done, the same on every rank. In each round the first is done twice, by one
+    rank and by all, and the other once."""
+    taken_s = 4 * alone.step.run(clock) + (0.0 if finer is None else 2 * finer.step.run(clock))
+    longest_s = max(map(float, wire.told_by_all(str(taken_s), "steps alone")))
+    return max(FEWEST_ROUNDS, min(ROUNDS, int(LONGEST_S / longest_s)))
 
 
 def _undivided(wire: Wire, alone: Alone, clock: Clock, repeated: Repeated) -> InStep:

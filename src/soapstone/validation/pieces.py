@@ -23,6 +23,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from statistics import fmean
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +49,11 @@ LIKELY_PIECE_S, LIKELY_BYTE_S = 3e-5, 3e-10
 MOST_LESS = 0.75
 """[choice] What was measured by itself may take less in a step, by so large a part of it at most."""
 
-ROUNDS, WARM_UP = 9, 2
-"""[choice] How often the step is done, and how often before that."""
+ROUNDS, FEWEST_ROUNDS, WARM_UP = 48, 9, 2
+"""[choice] How often the step is done, no more and no less, and how often before that."""
+
+LONGEST_S = 2.0
+"""[choice] There are fewer rounds where they would take longer."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +113,18 @@ def measured_beyond(
         return Beyond()
     usual_s = message_to_nobody_s(wire)
     seen, slower = [], []
-    for _ in range(WARM_UP + ROUNDS):
-        slower.append(1.0 if pace is None else pace.among_all())
-        wire.meet("steps alone")
-        seen.append(step.timed(clock))
+
+    def do(times: int) -> None:
+        for _ in range(times):
+            slower.append(1.0 if pace is None else pace.among_all())
+            wire.meet("steps alone")
+            seen.append(step.timed(clock))
+
+    start = perf_counter()
+    do(WARM_UP)
+    own_s = (perf_counter() - start) / WARM_UP
+    longest_s = max(map(float, wire.told_by_all(str(own_s), "pieces")))
+    do(max(FEWEST_ROUNDS, min(ROUNDS, int(LONGEST_S / longest_s))))
     now = replace(said, seconds=undisturbed(slower[WARM_UP:]) * said.seconds)
     own = beyond_said(now, _seen(step, usual(seen[WARM_UP:])), usual_s)
     told = wire.told_by_all(json.dumps(None if own is None else astuple(own)), "pieces")

@@ -43,7 +43,7 @@ WARM_UP = 2
 IN_TURN = 2
 """[choice] Steps of a strategy before the next has its turn."""
 
-STEADY, MOST_TIMES, LONGEST_MORE_S = 0.01, 4, 60.0
+STEADY, MOST_TIMES, LONGEST_MORE_S = 0.01, 16, 60.0
 """[choice] Strategies have more turns than were asked for until half of them are told so well (as a
 part of themselves, one standard error), up to so many times as many, and for no longer than this in all."""
 
