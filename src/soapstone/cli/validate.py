@@ -69,7 +69,9 @@ def validate(  # noqa: PLR0913, a command has a parameter for each option
     steps: Annotated[
         int,
         typer.Option(
-            "--steps", min=2, help="Counted steps of each; up to 16 times as many, within a minute, if they differ much."
+            "--steps",
+            min=2,
+            help="Counted steps of each; up to 16 times as many, within a minute, if they differ much.",
         ),
     ] = 10,
     *,

@@ -54,8 +54,8 @@ ROUNDS, FEWEST_ROUNDS, WARM_UP = 96, 3, 2
 in a moment, which a computer that also does other work may have been slow for."""
 
 LONGEST_S = 9.0
-"""[choice] There are fewer rounds of both steps where they would take longer. Neither has more than the other:
-what is told apart by them is of the same moments."""
+"""[choice] There are fewer rounds of both steps where they would take longer. Neither has more than the
+other: what is told apart by them is of the same moments."""
 
 FEWEST = 8
 """[choice] With fewer tasks than this, those of both steps, nothing is told apart."""
