@@ -44,7 +44,8 @@ from soapstone.validation.crowding import Crowding
 from soapstone.validation.drawing import drawn
 from soapstone.validation.ends import devices_between, move_of
 from soapstone.validation.handing import Handing
-from soapstone.validation.in_step import InStep, Longer
+from soapstone.validation.in_step import InStep
+from soapstone.validation.longer import Longer
 from soapstone.validation.parts import parts_of
 from soapstone.validation.rehearsing import Inside
 from soapstone.validation.running import Ran

@@ -34,12 +34,11 @@ from soapstone.tasks.passes import passes_in
 from soapstone.tasks.task import TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import Crowding
-from soapstone.validation.in_step import (
+from soapstone.validation.in_step import MOST_ONCE_S, InStep
+from soapstone.validation.longer import (
     MOST_ADDING,
     MOST_BESIDE_S,
-    MOST_ONCE_S,
     Call,
-    InStep,
     Longer,
     Rows,
     beside_tasks,

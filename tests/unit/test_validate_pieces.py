@@ -25,7 +25,8 @@ from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import Crowding
 from soapstone.validation.drawing import Drawn, to_do_alone
 from soapstone.validation.handing import Handing
-from soapstone.validation.in_step import InStep, longer
+from soapstone.validation.in_step import InStep
+from soapstone.validation.longer import longer
 from soapstone.validation.parts import Parts, parts_of
 from soapstone.validation.pieces import (
     LIKELY_BYTE_S,

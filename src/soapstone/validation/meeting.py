@@ -9,8 +9,8 @@ sleeps ([measured] two cores of a Xeon, 11 to 56 us of computing: 12 to 47 us). 
 long that the others sleep meanwhile: what that takes more is waking's (the same cores, 0.21 and 0.24 ms of
 computing: 86 and 109 us in all). Who has slept for longer finds less of what it needs in its core's caches,
 so it is measured for two lengths, and more for each time as long ([measured] two such cores, an operator done
-over and over: 50 to 70 us longer after 0.6 ms of waiting, 90 to 110 after 2.4, 140 to 160 after 10; all that
-it does within 3 ms after that 130, 270 and 580). After milliseconds of computing a meeting without sleep is
+over and over: 50 to 100 us longer after 0.6 ms of waiting, 80 to 110 after 2.4, 140 to 170 after 10; 2 to 3 ms
+of it 50 to 160, 100 to 270 and 350 to 640 us longer). After milliseconds of computing a meeting without sleep is
 more, too, since ranks differ by more then; that is seen while strategies run (`unsteady`).
 
 Between GPUs it is not measured: where they wait for messages themselves (`runtime.belts`) no thread does.

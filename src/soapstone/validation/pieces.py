@@ -33,7 +33,8 @@ from soapstone.runtime.alone import Clock, StepAlone, Taken
 from soapstone.runtime.wire import Wire
 from soapstone.tasks.task import TaskKind
 from soapstone.validation.handing import message_to_nobody_s
-from soapstone.validation.in_step import FEWEST, LEAST_S, units_of, usual, without_gain
+from soapstone.validation.in_step import usual
+from soapstone.validation.longer import FEWEST, LEAST_S, units_of, without_gain
 from soapstone.validation.parts import Parts
 from soapstone.validation.traffic import Traffic
 from soapstone.validation.unsteady import Pace
