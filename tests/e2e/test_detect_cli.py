@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from soapstone.cli.main import main
+from soapstone.cli.outcome import CLOSED_PIPE
 from soapstone.machine import read_machine
 
 PATIENCE_S = 120
@@ -32,6 +33,23 @@ def test_a_detected_machine_can_be_planned_for(tmp_path: Path) -> None:
     assert set(told["fit"]["errors"]) == {"alone", "at once", "all-reduce"}
     assert main(["machine", "show", str(target)]) == 0
     assert main(["simulate", "--model", "lenet", "--tiny", "--machine", str(target)]) == 0
+
+
+def test_a_reader_that_leaves_is_no_failure(tmp_path: Path) -> None:
+    """As in `soapstone machine detect -o here.yaml | head -1`: the file is there, and nobody complains."""
+    target = tmp_path / "here.yaml"
+    with subprocess.Popen(
+        [sys.executable, "-m", "soapstone", "machine", "detect", "--ranks", "2", "-o", str(target)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as ran:
+        assert ran.stdout is not None
+        assert ran.stderr is not None
+        ran.stdout.close()
+        said = ran.stderr.read()
+        assert ran.wait(PATIENCE_S) == CLOSED_PIPE
+    assert said == b""
+    assert len(read_machine(target).devices) == 2
 
 
 def test_one_rank_has_no_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

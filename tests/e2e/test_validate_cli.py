@@ -52,7 +52,7 @@ def test_strategies_are_run_and_compared(tmp_path: Path) -> None:
     assert all(each["one"] > 0 and len(each["each"]) == 2 for each in rounds)
     assert bool(rounds) == bool(told["measured"]["crowding"]["in_step"])
     assert told["steps"] in range(2, 2 * MOST_TIMES + 1)
-    longer = {"message_s", "piece_s", "call_s", "piece_byte_s"}
+    longer = {"message_s", "piece_s", "call_s", "came_byte_s"}
     assert set(told["measured"]["longer_in_steps"]) == longer
     fastest = min(told["strategies"], key=lambda each: each["actual_s"])["strategy"]
     best = min(told["strategies"], key=lambda each: each["predicted_s"])["strategy"]

@@ -37,7 +37,6 @@ from soapstone.validation.crowding import Crowding
 from soapstone.validation.in_step import MOST_ONCE_S, InStep
 from soapstone.validation.longer import (
     MOST_ADDING,
-    MOST_BESIDE_S,
     Call,
     Longer,
     Rows,
@@ -284,7 +283,7 @@ def test_what_a_step_takes_beside_its_tasks_is_told_by_two_of_them() -> None:
     assert beside_tasks(own, Rows(tasks=30, between_s=7e-4)) == pytest.approx(1e-4)
     assert beside_tasks(own, Rows(tasks=30, between_s=9e-4)) == pytest.approx(0.0, abs=1e-12)
     assert beside_tasks(own, Rows(tasks=30, between_s=2e-3)) == 0.0
-    assert beside_tasks(own, Rows(tasks=30, between_s=1e-4)) == MOST_BESIDE_S
+    assert beside_tasks(own, Rows(tasks=30, between_s=1e-4)) == 3e-4
 
 
 def test_predictions_take_what_a_step_takes_longer() -> None:
@@ -325,6 +324,7 @@ def test_predictions_take_what_a_step_takes_longer() -> None:
         (InStep(update_once_s=1e-3), 1e-3),
         (InStep(beside_s=1e-3), 1e-3),
         (InStep(beside_s=1e-3, real=2.0), 2e-3 + computing_s),
+        (InStep(beside_weight_s=1e-3), 1e-3 * weights),
     ):
         assert step_s(in_step) == pytest.approx(plain_s + more_s, rel=1e-3)
     assert step_s(InStep(update=9.0)) > plain_s

@@ -79,7 +79,7 @@ def seen(parts: Parts, found: Beyond, *, asking_s: float = 0.0, times: int = 1) 
         is_call = parts.tasks.tasks[numbers[0]].kind is TaskKind.BACKWARD
         handed_s = (HANDING.part_s + found.piece_s) * put + found.message_s * messages
         handed_s += parts.handed.put_s[numbers].sum()
-        handed_s += found.piece_byte_s * parts.handed.put_bytes[numbers].sum()
+        handed_s += found.came_byte_s * parts.handed.came_bytes[numbers].sum()
         handed_s += (HANDING.call_s + found.call_s) * is_call
         tasks_s[numbers[0]] = parts.seconds[numbers].sum() + handed_s / times
     cut = sum(parts.handed.cut[numbers].sum() for numbers in rows)
@@ -107,7 +107,7 @@ def test_what_was_put_in_is_found(
     assert found.message_s == pytest.approx(message_s, abs=1e-8)
     assert found.piece_s == pytest.approx(piece_s, abs=1e-8)
     assert found.call_s == pytest.approx(call_s, abs=1e-8)
-    assert found.piece_byte_s == pytest.approx(byte_s, abs=1e-12)
+    assert found.came_byte_s == pytest.approx(byte_s, abs=1e-12)
 
 
 def test_what_cannot_be_told_apart_is_not_believed(cut_up: Parts) -> None:
@@ -140,7 +140,7 @@ def test_nothing_is_found_to_take_next_to_nothing(cut_up: Parts) -> None:
     assert -MOST_LESS * HANDING.message_s <= found.message_s < -1e-5
     assert found.piece_s >= -MOST_LESS * HANDING.part_s * (1 + 1e-9)
     assert found.call_s >= -MOST_LESS * HANDING.call_s * (1 + 1e-9)
-    assert found.piece_byte_s == pytest.approx(0.0, abs=1e-15)
+    assert found.came_byte_s == pytest.approx(0.0, abs=1e-15)
     assert found.added_to(Traffic(handing=HANDING)).handing.message_s > 0
 
 
@@ -198,7 +198,7 @@ def test_a_gradient_that_many_added_to_is_put_together_once(graph: Graph) -> Non
     alike = [n for n in together if len(come[n]) == 1]
     assert alike
     for n in alike:
-        assert handed.put_bytes[n] == handed.put[n] * come[n].pop()
+        assert handed.came_bytes[n] == handed.put[n] * come[n].pop()
         assert zero.wire_s[n] == pytest.approx(handed.put_s[n])
 
 

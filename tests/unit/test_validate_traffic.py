@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from soapstone.search.baselines import data_parallel
 from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.task import COMPUTE_KINDS, TaskKind
+from soapstone.validation import meeting
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.drawing import drawn
 from soapstone.validation.handing import Handing
@@ -216,6 +219,35 @@ def test_who_has_slept_for_longer_takes_longer_to_wake() -> None:
     assert found[:5] == pytest.approx([0.0, 0.0, 2.0, 5.0, 8.0])
     assert found[5] == found[6] > 8.0
     assert waking_s((3.0, 3.0), at)[2:] == pytest.approx([3.0] * 5)
+
+
+def test_what_seeing_to_messages_takes_after_computing_is_none_of_a_meeting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes that with nobody at the other end, too; and waking is what a relay takes beyond all of it."""
+    wire = cast(Any, SimpleNamespace(rank=0, size=2, device=None, backend="memory", neighbours=None))
+    found: dict[str, float] = {"some": 200e-6, "none": 80e-6, "nobody some": 120e-6, "nobody none": 30e-6}
+
+    def swap(_: object, ends: object, compute: object) -> float:
+        whose = "" if ends is wire else "nobody "
+        return found[f"{whose}{'none' if compute is meeting._nothing else 'some'}"]
+
+    def of_a_hop(compute: object) -> float:
+        return 0.0 if compute is meeting._nothing else 300e-6
+
+    monkeypatch.setattr(meeting, "_swap", swap)
+    monkeypatch.setattr(meeting, "_over_ranks", lambda _wire, own_s, _how: own_s)
+    monkeypatch.setattr(meeting, "_at_once", lambda *_: 50e-6)
+    monkeypatch.setattr(meeting, "_alone", lambda _, compute: of_a_hop(compute))
+    after_s, handed_s, waking = 70e-6, 75e-6, 90e-6
+    monkeypatch.setattr(
+        meeting,
+        "_relay",
+        lambda _, compute: handed_s + (of_a_hop(compute) and of_a_hop(compute) + after_s + waking),
+    )
+    assert meeting.measured_meeting(wire) == (pytest.approx(30e-6), (pytest.approx(waking),) * 2)
+    found["nobody some"] = 1.0
+    assert meeting.measured_meeting(wire) == (0.0, (pytest.approx(waking),) * 2)
 
 
 def test_who_has_waited_for_long_has_to_wake(graph: Graph) -> None:

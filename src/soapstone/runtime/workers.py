@@ -7,6 +7,7 @@ environment that torch.distributed expects. Rank 0 speaks; the others are heard 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -29,12 +30,14 @@ POLL_S = 0.05
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """[choice] Threads that have nothing to compute leave their core to those that carry messages."""
 
+STANDARD_OUTPUT = 1
+
 Process = subprocess.Popen[bytes]
 
 
 def run_workers(count: int, arguments: Sequence[str], told: Mapping[str, str] | None = None) -> int:
-    """Run `soapstone ARGUMENTS` as so many ranks; 0 if all went well, 2 if rank 0 has said what did not.
-    `told` is set in the environment of each."""
+    """Run `soapstone ARGUMENTS` as so many ranks; 0 if all went well, 2 if rank 0 has said what did not, 1 if
+    it ended because nobody reads what it says. `told` is set in the environment of each."""
     common = {**_environment(count), **(told or {})}
     with tempfile.TemporaryFile() as said:
         processes: list[Process] = []
@@ -89,9 +92,16 @@ def _watched(processes: Sequence[Process], said: IO[bytes]) -> int:
     codes = [process.poll() for process in processes]
     if all(code == 0 for code in codes):
         return 0
-    if codes[0] == 2:
-        return 2
+    if codes[0] == 2 or (codes[0] == 1 and _nobody_reads(STANDARD_OUTPUT)):
+        return codes[0]
     raise TrainingError(_told(codes, said))
+
+
+def _nobody_reads(output: int) -> bool:
+    """Whether what is written there goes into a pipe whose other end is closed."""
+    poll = select.poll()
+    poll.register(output, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _told(codes: Sequence[int | None], said: IO[bytes]) -> str:

@@ -115,7 +115,7 @@ class Crowding:
     @property
     def shares_cores(self) -> bool:
         """Whether there are more ranks than cores."""
-        return self.stretch[-1] > SHARED
+        return self.stretch[-1] * self.real[-1] > SHARED
 
     @property
     def real(self) -> tuple[float, ...]:

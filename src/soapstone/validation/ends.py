@@ -131,18 +131,19 @@ def _among(move: Move, task: Task) -> Sequence[int]:
 @dataclass(frozen=True)
 class HandedOver:
     """For each compute task, the messages that it hands over or takes, a collective being one of them and one
-    that goes in pieces more than one; how many are cut out of a tensor for that; how many are put into one,
-    and their bytes; and for how long devices copy the latter, as far as `copied_by_devices` has it."""
+    that goes in pieces more than one; how many are cut out of a tensor for that; how many are put into one;
+    the bytes of all that comes, with those that it is put together with; and for how long devices copy what
+    is put together, as far as `copied_by_devices` has it."""
 
     messages: Floats
     cut: Floats
     put: Floats
-    put_bytes: Floats
+    came_bytes: Floats
     put_s: Floats
 
     def taken_s(self, handing: Handing, calls: Floats) -> Floats:
         """What all of this takes of tasks, and so many calls of autograd."""
-        return handing.taken_s(self.messages, self.cut + self.put, self.put_bytes, calls)
+        return handing.taken_s(self.messages, self.cut + self.put, self.came_bytes, calls)
 
 
 def handed_over(tasks: TaskGraph, ends: Ends, ran: AsRun, traffic: Traffic, wire_s: Floats) -> HandedOver:
@@ -170,14 +171,16 @@ def handed_over(tasks: TaskGraph, ends: Ends, ran: AsRun, traffic: Traffic, wire
                 messages[end] += handed
         if not is_collective:
             pieces.add(number, there[0], taken)
-    return HandedOver(messages, pieces.cut, pieces.put, pieces.put_bytes, pieces.put_s)
+        elif taken >= 0 and tasks.tasks[taken].kind is not TaskKind.UPDATE:
+            pieces.came_bytes[taken] += task.size_bytes
+    return HandedOver(messages, pieces.cut, pieces.put, pieces.came_bytes, pieces.put_s)
 
 
 class _Pieces:
-    """What tasks cut messages out of, and put them into."""
+    """What tasks cut messages out of, and put them into, and what comes to them."""
 
     def __init__(self, tasks: TaskGraph, ends: Ends, wire_s: Floats) -> None:
-        self.cut, self.put, self.put_bytes, self.put_s = np.zeros((4, len(tasks.tasks)))
+        self.cut, self.put, self.came_bytes, self.put_s = np.zeros((4, len(tasks.tasks)))
         self._tasks, self._ends, self._wire_s = tasks, ends, wire_s
         self._joined: set[tuple[Key, int]] = set()
         self._copied: set[tuple[Key, int]] = set()
@@ -194,17 +197,20 @@ class _Pieces:
             if transfer.receiver == receiver and taken >= 0:
                 own = self._ends.together[key]
                 sinks = {(key, sink) for sink in transfer.sinks if own[sink].count > 1}
-                self._put_in(number, taken, sinks, volume(transfer.box))
+                if sinks:
+                    self._put_in(number, taken, sinks, volume(transfer.box))
+                else:
+                    share = volume(transfer.box) / move.elements
+                    self.came_bytes[taken] += _box_bytes(move, task) * share
 
     def _put_in(self, number: int, taken: int, sinks: set[tuple[Key, int]], elements: int) -> None:
         """Put a box that came into sinks, and with the first what is there already."""
         task, together = self._tasks.tasks[number], self._ends.together
         move, is_sum = move_of(self._tasks, task), task.kind is TaskKind.ALL_REDUCE
-        box_bytes = task.size_bytes / _steps(move) * (len(move.devices) / 2 if is_sum else 1.0)
         here = [each for key, sink in sinks - self._joined for each in together[key][sink].here]
         self._joined |= sinks
         self.put[taken] += len(sinks) + len(here)
-        self.put_bytes[taken] += box_bytes * (len(sinks) * elements + sum(here)) / move.elements
+        self.came_bytes[taken] += _box_bytes(move, task) * (len(sinks) * elements + sum(here)) / move.elements
         if self._wire_s[number]:  # nobody copies what is far
             copied = len(sinks) * elements
             if not is_sum:
@@ -227,6 +233,12 @@ def _messages(move: Move, task: Task, traffic: Traffic) -> float:
 def _steps(move: Move) -> int:
     """How many boxes go over a hop, one after the other."""
     return 1 if move.pattern is Pattern.TRANSFER else len(move.devices) - 1
+
+
+def _box_bytes(move: Move, task: Task) -> float:
+    """The bytes of a box that goes over a hop."""
+    is_sum = task.kind is TaskKind.ALL_REDUCE
+    return task.size_bytes / _steps(move) * (len(move.devices) / 2 if is_sum else 1.0)
 
 
 def _is_whole(exchange: Exchange, transfer: Transfer) -> bool:

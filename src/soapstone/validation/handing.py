@@ -52,18 +52,18 @@ class Handing:
     """What a message takes of the thread at each of its ends; what cutting a message out of a tensor does, or
     putting it into one; what each further piece of a message does, relative to a message of one; what one
     more call of autograd does, for as many operators; how many ends of messages a sum over so many ranks
-    is as much work as, of few bytes and of many; and what each byte that is put in takes beyond copying."""
+    is as much work as, of few bytes and of many; and what each byte that comes takes beyond copying."""
 
     message_s: float = 0.0
     part_s: float = 0.0
     further: float = 0.0
     call_s: float = 0.0
     sums: dict[int, tuple[float, float]] = field(default_factory=dict)
-    part_byte_s: float = 0.0
+    came_byte_s: float = 0.0
 
-    def taken_s(self, messages: Floats, parts: Floats, put_bytes: Floats, calls: Floats) -> Floats:
+    def taken_s(self, messages: Floats, parts: Floats, came_bytes: Floats, calls: Floats) -> Floats:
         """What so many of these take of tasks."""
-        parts_s = self.part_s * parts + self.part_byte_s * put_bytes
+        parts_s = self.part_s * parts + self.came_byte_s * came_bytes
         return self.message_s * messages + parts_s + self.call_s * calls
 
     def of_sum(self, count: int, size_bytes: int) -> float:
@@ -85,7 +85,7 @@ class Handing:
                 count: (sqrt(few * other.sums[count][0]), sqrt(many * other.sums[count][1]))
                 for count, (few, many) in self.sums.items()
             },
-            sqrt(self.part_byte_s * other.part_byte_s),
+            sqrt(self.came_byte_s * other.came_byte_s),
         )
 
 

@@ -43,7 +43,15 @@ from soapstone.runtime.wire import Wire
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.passes import passes_in
 from soapstone.tasks.task import BufferKind, TaskGraph, TaskKind
-from soapstone.validation.longer import Call, Longer, Rows, beside_tasks, longer, longer_back
+from soapstone.validation.longer import (
+    MOST_BESIDE_S,
+    Call,
+    Longer,
+    Rows,
+    beside_tasks,
+    longer,
+    longer_back,
+)
 
 Floats = NDArray[np.float64]
 
@@ -66,10 +74,11 @@ class InStep:
     """The same of forward and of backward passes; by what part of its time an update takes longer, what
     launching it takes for each weight, and what asking for all of them does; what it takes to put the
     gradient of a weight into a bucket, and each byte of it; what the runtime does between tasks, for each of
-    them, and in a step beside that; how much longer all of it takes in real time than its parts by a thread's
-    own clock, because the computer does other work now and then, which no short measurement shows (or less,
-    as far as what is usual of parts is more than what is of the whole); the real time of the whole step that
-    was seen; and how many times as long it takes to add gradients up, none of which is in a cache then."""
+    them, and beside that in a step and for each weight; how much longer all of it takes in real time than its
+    parts by a thread's own clock, because the computer does other work now and then, which no short
+    measurement shows (or less, as far as what is usual of parts is more than what is of the whole); the real
+    time of the whole step that was seen; and how many times as long it takes to add gradients up, none of
+    which is in a cache then."""
 
     forward: Longer = field(default_factory=Longer)
     backward: Longer = field(default_factory=Longer)
@@ -80,6 +89,7 @@ class InStep:
     weight_byte_s: float = 0.0
     between_s: float = 0.0
     beside_s: float = 0.0
+    beside_weight_s: float = 0.0
     real: float = 1.0
     whole_s: float = 0.0
     adding: float = 1.0
@@ -246,7 +256,8 @@ def _found(
     once_s = min(MOST_ONCE_S, max(0.0, taken.update_s - update_s)) if update_s else 0.0
     whole_s = undisturbed(each.whole_s for each in seen)
     between_s = max(0.0, whole_s - taken.done_s) if alone.step.is_launched else taken.between_s
-    beside_s = beside_tasks(own, others)
+    outside_s = beside_tasks(own, others)
+    beside_s = min(MOST_BESIDE_S, outside_s) if updated else outside_s
     if plain is None or not parts:
         forward_s = longer(own.told, np.array(seen_s), others.told, np.array(others.seen_s))
     else:
@@ -267,11 +278,13 @@ def _found(
         0.0 if update_s or not updated else taken.update_s / len(updated),
         once_s,
         *_collecting(alone.step, taken),
-        (between_s - beside_s) / own.tasks,
+        (between_s - outside_s) / own.tasks,
         beside_s,
+        (outside_s - beside_s) / max(1, len(updated)),
         1.0
         if alone.step.is_launched
-        else max(1.0, median(each.real_s / max(each.whole_s, 1e-9) for each in seen) / repeated.stretch)
+        else median(each.real_s / max(each.whole_s, 1e-9) for each in seen)
+        / repeated.stretch
         * whole_s
         / (taken.done_s + between_s),
         undisturbed(each.real_s for each in seen),

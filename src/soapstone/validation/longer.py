@@ -33,9 +33,10 @@ LEAST_S = 2e-5
 """[choice] Tasks are weighed by what they take, no task as if it took less."""
 
 MOST_BESIDE_S = 2e-4
-"""[choice] What lies between tasks is so far the step's own at most, and else each task's. Two steps of the
-same weights do not tell the step's own from what weights take ([measured] a rank with nothing to compute, two
-x86 cores: 0.16 to 0.18 ms; by two steps 0.25 for an MLP of 4 weights, 1.0 for a DLRM of 17)."""
+"""[choice] What lies between tasks and is none of theirs is so far the step's own at most, and else that of
+weights. Two steps of the same weights do not tell these apart ([measured] a rank with nothing to compute, two
+x86 cores: 0.16 to 0.18 ms; by two steps 0.25 for an MLP of 4 weights, 0.44 for one of 8, 1.0 for a DLRM of
+17)."""
 
 MOST_ADDING = 3.0
 """[choice] Adding up takes no more times as long as by itself."""
@@ -132,12 +133,12 @@ class Rows:
 
 
 def beside_tasks(own: Rows, others: Rows) -> float:
-    """What a step takes beside its tasks and what lies between each two of them, by two steps of which one
-    has more tasks."""
+    """What a step takes beside its tasks and what lies between each two of them, for its own sake and for its
+    weights', by two steps of the same weights of which one has more tasks."""
     if others.tasks <= own.tasks:
         return 0.0
     each_s = max(0.0, others.between_s - own.between_s) / (others.tasks - own.tasks)
-    return min(MOST_BESIDE_S, max(0.0, own.between_s - own.tasks * each_s))
+    return max(0.0, own.between_s - own.tasks * each_s)
 
 
 def longer(

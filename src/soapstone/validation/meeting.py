@@ -5,13 +5,15 @@ what it computes next finds caches and threads cold; and ranks that should come 
 moment do not quite. No single message shows that: a rank that does nothing else between messages does not
 fall asleep. So ranks compute between messages, and what that takes beyond the computing and the messages,
 each by itself, is the meeting's. All of them at once, a little at a time: that is a meeting for which nobody
-sleeps ([measured] two cores of a Xeon, 11 to 56 us of computing: 12 to 47 us). One after the other, for so
-long that the others sleep meanwhile: what that takes more is waking's (the same cores, 0.21 and 0.24 ms of
+sleeps. Seeing to messages takes longer after computing, too, though nobody be at the other end; that is none
+of the meeting, since steps that ranks do alone tell it (`pieces`; [measured] two x86 cores, 60 us of
+computing: 80 us beyond messages in a row, of which 41 are so without anybody). One after the other, for so
+long that the others sleep meanwhile: what that takes more is waking's (two such cores, 0.21 and 0.24 ms of
 computing: 86 and 109 us in all). Who has slept for longer finds less of what it needs in its core's caches,
 so it is measured for two lengths, and more for each time as long ([measured] two such cores, an operator done
-over and over: 50 to 100 us longer after 0.6 ms of waiting, 80 to 110 after 2.4, 140 to 170 after 10; 2 to 3 ms
-of it 50 to 160, 100 to 270 and 350 to 640 us longer). After milliseconds of computing a meeting without sleep is
-more, too, since ranks differ by more then; that is seen while strategies run (`unsteady`).
+over and over: 50 to 100 us longer after 0.6 ms of waiting, 80 to 110 after 2.4, 140 to 170 after 10; 2 to 3
+ms of it 50 to 160, 100 to 270 and 350 to 640 us longer). After milliseconds of computing a meeting without
+sleep is more, too, since ranks differ by more then; that is seen while strategies run (`unsteady`).
 
 Between GPUs it is not measured: where they wait for messages themselves (`runtime.belts`) no thread does.
 """
@@ -30,6 +32,7 @@ from numpy.typing import NDArray
 
 from soapstone.cost.undisturbed import undisturbed
 from soapstone.ops.box import Interval
+from soapstone.runtime.alone import AloneWire
 from soapstone.runtime.mailbox import WATCH_S
 from soapstone.runtime.ports import Arrival, Departure, Outlet
 from soapstone.runtime.wire import Wire
@@ -80,19 +83,22 @@ def measured_meeting(wire: Wire) -> tuple[float, tuple[float, float]]:
         for _ in range(ceil(long_s / little_s)):
             little()
 
+    nobody = AloneWire(wire)
     ways = [
         partial(_relay, wire, _nothing),
         partial(_at_once, wire, little),
-        partial(_swap, wire, little),
-        partial(_swap, wire, _nothing),
+        *(partial(_swap, wire, ends, compute) for ends in (wire, nobody) for compute in (little, _nothing)),
         *(partial(way, wire, partial(much, long_s)) for long_s in SLEPT_S for way in (_alone, _relay)),
     ]
     taken = [[way() for way in ways] for _ in range(REPEATS + 1)][1:]
-    handed_s, at_once_s, swap_s, swapped_s, *slept = map(undisturbed, zip(*taken, strict=True))
-    meeting_s = max(0.0, swap_s - swapped_s - at_once_s)
+    handed_s, at_once_s, swap_s, swapped_s, nobodys_s, nothings_s, *slept = map(
+        undisturbed, zip(*taken, strict=True)
+    )
+    after_s = max(0.0, swap_s - swapped_s - at_once_s)
+    handing_s = max(0.0, nobodys_s - nothings_s - at_once_s)
     alone_s, relay_s = np.array(slept).reshape(-1, 2).T
-    short_s, long_s = np.maximum.accumulate(np.maximum(relay_s - alone_s - handed_s - meeting_s, 0.0))
-    return _digits(meeting_s), (_digits(short_s), _digits(long_s))
+    short_s, long_s = np.maximum.accumulate(np.maximum(relay_s - alone_s - handed_s - after_s, 0.0))
+    return _digits(max(0.0, after_s - handing_s)), (_digits(short_s), _digits(long_s))
 
 
 def _digits(number: float) -> float:
@@ -144,16 +150,17 @@ def _relay(wire: Wire, compute: Compute) -> float:
     return _over_ranks(wire, own_s, dist.ReduceOp.MAX) / len(hops)
 
 
-def _swap(wire: Wire, compute: Compute) -> float:
-    """Seconds of a round, where all ranks compute and then give each other something."""
+def _swap(wire: Wire, ends: Wire, compute: Compute) -> float:
+    """Seconds of a round, where all ranks compute and then give each other something; or give it to nobody,
+    and take what nobody has sent."""
     wire.meet("a swap")
     start = perf_counter()
     for number in range(ROUNDS):
         compute()
-        _give(wire, (wire.rank + 1) % wire.size, number)
-        _take(wire, (wire.rank - 1) % wire.size, number)
+        _give(ends, (wire.rank + 1) % wire.size, number)
+        _take(ends, (wire.rank - 1) % wire.size, number)
     own_s = perf_counter() - start
-    wire.settle()
+    ends.settle()
     return _over_ranks(wire, own_s, dist.ReduceOp.MAX) / ROUNDS
 
 

@@ -7,8 +7,8 @@
 
 `seconds` are the profile's, `operators` the passes of operators in the task, `messages` those that it waits
 for or that wait for it (handing one over takes time of the device's own thread, `m` as measured), `pieces`
-those that are cut out of a tensor or put into one for it (which takes `p`, and `b` for each byte, as
-measured), `calls` the calls of autograd that begin with it (`c`, as measured), `w` is what meeting another
+those that are cut out of a tensor or put into one for it (which takes `p`, and `b` for each byte that comes,
+as measured), `calls` the calls of autograd that begin with it (`c`, as measured), `w` is what meeting another
 rank takes, and `s` what waking does where it waited for so long that it slept (`meeting`); `wire` is the time
 that the bytes alone take and `latencies` the rest (`traffic`).
 Which device waits for what is seen in the simulated timeline. The factors are `Calibration`'s.
@@ -171,7 +171,7 @@ class Parts:
         else:
             none = np.zeros_like(self.calls)
             pieces = self.handed.cut + self.handed.put
-            own_s = self.seconds + self.handing.taken_s(none, pieces, self.handed.put_bytes, self.calls)
+            own_s = self.seconds + self.handing.taken_s(none, pieces, self.handed.came_bytes, self.calls)
             ways_s = steady_s + own_s * (slowness(found.rounds, place, busy) - 1.0)
         return float(np.quantile([native.simulate(each_s, *self.flat)[2] for each_s in ways_s], found.faster))
 
@@ -368,7 +368,8 @@ def _around_passes(tasks: TaskGraph, passes_of: Passes, in_step: InStep) -> Floa
         if buffer.kind is BufferKind.WEIGHT_GRADIENT:
             for number in (tasks.ids[key] for key in buffer.needed_by):
                 place = tasks.tasks[number].resource
-                found[number] += in_step.update_s + in_step.update_once_s * (place not in asked)
+                found[number] += in_step.update_s + in_step.beside_weight_s
+                found[number] += in_step.update_once_s * (place not in asked)
                 asked.add(place)
                 before = (tasks.tasks[i].kind for i in tasks.after[number])
                 if any(kind is TaskKind.ALL_REDUCE for kind in before):

@@ -5,11 +5,12 @@ has autograd take back a few of them at a time. All of that is measured by itsel
 little: in a step it comes once among hundreds of operators, and gradients are put together by adding them up
 ([measured] NMT and RNNLM, hidden 256, an Arm core: 40 to 80 us for a piece, 16 by itself; 0.15 to 0.25 ms for
 a call, 0.1 by itself). So ranks do steps of such a strategy alone, too (`runtime.alone`). What tasks take
-beyond their prediction, copying included, is put down to messages, pieces, their bytes and calls; a message
-also takes what asking for it does, less what one to nobody takes by itself. Pieces are told from their bytes,
-since a strategy in micro-batches has as many that are smaller ([measured] an MLP, two x86 cores: 0.1 ms for
-a piece of 0.5 MB; a pipeline whose pieces are an eighth of that was 17 to 36 % too slow when each was charged
-as much). Where all are of one size only what is likely tells the two apart.
+beyond their prediction, copying included, is put down to messages, pieces, the bytes of what comes and
+calls; a message also takes what asking for it does, less what one to nobody takes by itself. Messages and
+pieces are told from their bytes, since a strategy in micro-batches has as many that are smaller ([measured]
+an MLP, two x86 cores: 0.1 ms for a piece of 0.5 MB, and 0.06 for taking a message of 0.25; pipelines whose
+messages are a fourth of that or less were 12 to 36 % too slow when each was charged as much). Where all are
+of one size only what is likely tells the two apart.
 
 Where tasks are long and messages large, all of this is little beside what a task takes one time and not the
 next, and telling it apart would be guessing ([measured] four ranks on two cores, messages of 2 MB: 0.6 ms for
@@ -44,8 +45,9 @@ Floats = NDArray[np.float64]
 LIKELY_S = 1e-4
 """[choice] By so much asking for a message or a call may well take longer in a step."""
 
-LIKELY_PIECE_S, LIKELY_BYTE_S = 3e-5, 3e-10
-"""[choice] And by so much taking a message or a piece, and each of a piece's bytes."""
+LIKELY_PIECE_S, LIKELY_BYTE_S, LIKELY_TAKING_S = 3e-5, 3e-10, 1e-5
+"""[choice] And by so much a piece, each byte of what comes, and taking a message. Where the thread only
+launches what becomes of them, bytes take nothing, and taking one as much as a piece."""
 
 MOST_LESS = 0.75
 """[choice] What was measured by itself may take less in a step, by so large a part of it at most."""
@@ -80,13 +82,13 @@ class Seen:
 
 @dataclass(frozen=True)
 class Beyond:
-    """What a message takes of each of its ends, a piece, a call and a piece's byte, beyond what was measured
-    of them by themselves."""
+    """What a message takes of each of its ends, a piece, a call and a byte of what comes, beyond what was
+    measured of them by themselves."""
 
     message_s: float = 0.0
     piece_s: float = 0.0
     call_s: float = 0.0
-    piece_byte_s: float = 0.0
+    came_byte_s: float = 0.0
 
     def added_to(self, traffic: Traffic) -> Traffic:
         """The traffic as it is in steps. Sums and further pieces, which are told in ends of messages, stay as
@@ -97,7 +99,7 @@ class Beyond:
             own,
             message_s=own.message_s + self.message_s,
             part_s=own.part_s + self.piece_s,
-            part_byte_s=own.part_byte_s + self.piece_byte_s,
+            came_byte_s=own.came_byte_s + self.came_byte_s,
             further=own.further * fewer,
             call_s=own.call_s + self.call_s,
             sums={count: (fewer * few, fewer * many) for count, (few, many) in own.sums.items()},
@@ -157,11 +159,11 @@ def beyond_said(said: Said, seen: Seen, usual_s: float) -> Beyond | None:
     rows, beyond_s, said_s = [], [], []
     for numbers in map(list, seen.as_one):
         is_call = float(parts.tasks.tasks[numbers[0]].kind is TaskKind.BACKWARD)
-        columns = (handed.messages, handed.put, handed.put_bytes)
-        messages, put, put_bytes = (float(each[numbers].sum()) for each in columns)
-        put_bytes *= not parts.launches_ahead  # the thread that launches copies nothing
-        rows.append((messages, put, put_bytes, is_call))
-        handed_s = handing.part_s * put + handing.part_byte_s * put_bytes + handing.call_s * is_call
+        columns = (handed.messages, handed.put, handed.came_bytes)
+        messages, put, came_bytes = (float(each[numbers].sum()) for each in columns)
+        came_bytes *= not parts.launches_ahead  # the thread that launches reads nothing
+        rows.append((messages, put, came_bytes, is_call))
+        handed_s = handing.part_s * put + handing.came_byte_s * came_bytes + handing.call_s * is_call
         handed_s += float(handed.put_s[numbers].sum())
         said_s.append(float(said.seconds[numbers].sum()) + handed_s / stretch)
         beyond_s.append(seen.tasks_s[numbers[0]] - said_s[-1])
@@ -169,8 +171,9 @@ def beyond_said(said: Said, seen: Seen, usual_s: float) -> Beyond | None:
     if len(told) < FEWEST or not told[:, 1].any() or not seen.asked:
         return None
     weight = 1.0 / np.sqrt(np.maximum(said_s, LEAST_S))
-    likely = np.array([LIKELY_PIECE_S, LIKELY_PIECE_S, LIKELY_BYTE_S, LIKELY_S]) / stretch
-    least = -MOST_LESS * np.array([0.0, handing.part_s, handing.part_byte_s, handing.call_s]) / stretch
+    taking_likely_s = LIKELY_PIECE_S if parts.launches_ahead else LIKELY_TAKING_S
+    likely = np.array([taking_likely_s, LIKELY_PIECE_S, LIKELY_BYTE_S, LIKELY_S]) / stretch
+    least = -MOST_LESS * np.array([0.0, handing.part_s, handing.came_byte_s, handing.call_s]) / stretch
     found_s = (stretch * _factors(told, np.array(beyond_s), weight, likely, least)).tolist()
     taking_s, piece_s, byte_s, call_s = found_s
     numbers = [number for each in seen.as_one for number in each]

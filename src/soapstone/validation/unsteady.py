@@ -14,8 +14,13 @@ which each of them has as much to do. What each took in each round, relative to 
 were held against it (`in_step`), is a way in which a real step may go. The faster quartile of steps, or what
 else counts of them, is predicted as that of what steps would be in these ways (`parts`).
 
-That one rank is slower than another does not last ([measured] the same two cores: the other one a minute
-later), so it is not told which.
+Ranks slow down each at its own time ([measured] two x86 cores of a shared server, the same product over and
+over: each now takes 1.25 ms and now 1.8, for 20 to 500 ms at a time, and one as often while the other is fast
+as while it is slow). So where they work one after the other, each is as slow as it is in the round, too, and
+a step of both is seldom as fast as the faster quarter of either's.
+
+That one rank is slower than another does not last ([measured] two Arm cores: the other one a minute later),
+so it is not told which.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 from time import perf_counter
 
 import numpy as np
@@ -49,18 +54,19 @@ ALIKE = 0.01
 
 @dataclass(frozen=True)
 class Round:
-    """How long one rank took by itself, and each of them with all at work, relative to what one takes in the
-    middle when it was measured."""
+    """How long each rank takes by itself, and with all at work, relative to what one takes in the middle when
+    it was measured."""
 
-    one: float
+    alone: tuple[float, ...]
     each: tuple[float, ...]
 
     @property
     def evened(self) -> Round:
-        """The same as if all were as fast. So it is where ranks share cores: whoever is done leaves its core
-        to the others, and no step waits for the slowest as it was while all were at work to the end. And it
-        is so where they meet so often that waiting for each other is in what their meetings take."""
-        return Round(self.one, (fmean(self.each),) * len(self.each))
+        """The same as if all at work were as fast. So it is where ranks share cores: whoever is done leaves
+        its core to the others, and no step waits for the slowest as it was while all were at work to the end.
+        And it is so where they meet so often that waiting for each other is in what their meetings take. Who
+        works by itself keeps nobody waiting that it does not keep waiting anyway."""
+        return Round(self.alone, (fmean(self.each),) * len(self.each))
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,9 @@ def does_alike(plan: Plan) -> bool:
 @dataclass
 class Pace:
     """A step in which all ranks do alike, for each to do alone now and then, and what that took one of them
-    and all of them when it was measured."""
+    and all of them when it was measured. How much faster than with all at work one rank is by itself is seen
+    by one of them, and is the middle of what was seen: it is a matter of what they share, not of the
+    moment."""
 
     wire: Wire
     step: StepAlone
@@ -112,9 +120,11 @@ class Pace:
     def rounds(self) -> tuple[Round, ...]:
         """What all of them took so far; the same on every rank."""
         told = self.wire.told_by_all(json.dumps(self.taken), "steps alone")
+        taken = list(zip(*map(json.loads, told), strict=True))
+        eased = median(row[0][0] / row[0][1] for row in taken) if taken else 1.0
         return tuple(
-            Round(_digits(row[0][0]), tuple(_digits(own) for _, own in row))
-            for row in zip(*map(json.loads, told), strict=True)
+            Round(tuple(_digits(eased * own) for _, own in row), tuple(_digits(own) for _, own in row))
+            for row in taken
         )
 
 
@@ -124,9 +134,9 @@ def slowness(rounds: Sequence[Round], place: NDArray[np.int64], busy: Floats) ->
     changes, so each round stands for as many ways as there are ranks."""
     count = len(rounds[0].each)
     among = np.clip((busy - 1.0) / max(1, count - 1), 0.0, 1.0)
-    ways = [(each.one, np.roll(each.each, turn)) for turn in range(count) for each in rounds]
+    ways = [(np.roll(r.alone, turn), np.roll(r.each, turn)) for turn in range(count) for r in rounds]
     ways = ways[:: -(-len(ways) // MOST_WAYS)]
-    found = [one * (1.0 - among) + own[place] * among for one, own in ways]
+    found = [alone[place] * (1.0 - among) + own[place] * among for alone, own in ways]
     return np.where(place >= 0, found, 1.0).copy(order="C")
 
 
