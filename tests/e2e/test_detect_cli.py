@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 
@@ -50,6 +51,30 @@ def test_a_reader_that_leaves_is_no_failure(tmp_path: Path) -> None:
         assert ran.wait(PATIENCE_S) == CLOSED_PIPE
     assert said == b""
     assert len(read_machine(target).devices) == 2
+
+
+def test_ranks_end_with_the_command_that_is_killed() -> None:
+    """By a signal that it cannot see: nothing is left that computes."""
+    command = [sys.executable, "-m", "soapstone", "machine", "detect", "--ranks", "2"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as ran:
+        children = Path(f"/proc/{ran.pid}/task/{ran.pid}/children")
+        ranks: list[str] = []
+        until = monotonic() + PATIENCE_S
+        while len(ranks) < 2 and monotonic() < until:
+            sleep(0.05)
+            ranks = children.read_text(encoding="ascii").split()
+        assert len(ranks) == 2
+        ran.kill()
+    while any(map(_is_at_work, ranks)) and monotonic() < until:
+        sleep(0.05)
+    assert not any(map(_is_at_work, ranks))
+
+
+def _is_at_work(process: str) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_one_rank_has_no_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

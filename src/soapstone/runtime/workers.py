@@ -1,11 +1,13 @@
 """Local ranks: one process for each device of a plan, started, watched and ended together.
 
 What torchrun does for many hosts, for those who have one: every rank is this same command with the
-environment that torch.distributed expects. Rank 0 speaks; the others are heard only if it said nothing.
+environment that torch.distributed expects. Rank 0 speaks; the others are heard only if it said nothing. None
+outlives the command that watches them, however that is ended.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -32,6 +34,11 @@ WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 STANDARD_OUTPUT = 1
 
+ON_DEATH_OF_PARENT = 1
+"""What Linux calls PR_SET_PDEATHSIG."""
+
+_LIBRARY = ctypes.CDLL(None)
+
 Process = subprocess.Popen[bytes]
 
 
@@ -57,7 +64,13 @@ def _started(arguments: Sequence[str], environment: Mapping[str, str], said: IO[
         stdin=subprocess.DEVNULL,
         stdout=None if said is None else subprocess.DEVNULL,
         stderr=said,
+        preexec_fn=_end_with_parent,  # noqa: PLW1509, it takes no lock
     )
+
+
+def _end_with_parent() -> None:
+    """Have the process that calls this end when the one that made it does, also if that is killed."""
+    _LIBRARY.prctl(ON_DEATH_OF_PARENT, signal.SIGTERM)
 
 
 def _environment(count: int) -> dict[str, str]:
