@@ -49,7 +49,7 @@ def test_strategies_are_run_and_compared(tmp_path: Path) -> None:
     # Of one rank, and of two, where each has a core.
     assert len(told["measured"]["crowding"]["in_step"]) == (2 if usable_cores() > 1 else 0)
     rounds = told["measured"]["crowding"]["unsteady"]["rounds"]
-    assert all(each["one"] > 0 and len(each["each"]) == 2 for each in rounds)
+    assert all(len(each[way]) == 2 and min(each[way]) > 0 for each in rounds for way in ("alone", "each"))
     assert bool(rounds) == bool(told["measured"]["crowding"]["in_step"])
     assert told["steps"] in range(2, 2 * MOST_TIMES + 1)
     longer = {"message_s", "piece_s", "call_s", "came_byte_s"}
@@ -58,6 +58,8 @@ def test_strategies_are_run_and_compared(tmp_path: Path) -> None:
     best = min(told["strategies"], key=lambda each: each["predicted_s"])["strategy"]
     assert (told["fastest"], told["best_predicted"]) == (fastest, best)
     assert told["loss"] >= 0
+    assert list(told["took_s"]) == ["drawing", "measuring", "rehearsing", "running", "predicting"]
+    assert min(told["took_s"].values()) > 0
     plan = read_plan(written)
     assert plan.machine == machine
     assert (plan.model, plan.costs) == ("lenet:tiny", "measured")

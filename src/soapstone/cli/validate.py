@@ -242,6 +242,7 @@ def _document(request: _Request, machine: Machine, outcome: Outcome) -> dict[str
         ],
         "worst": [{"strategy": each.name} | asdict(found) for each, found in outcome.worst],
         "measured": outcome.measured,
+        "took_s": dict(outcome.took_s),
         "output": None if request.output is None else str(request.output),
     }
 
@@ -260,6 +261,8 @@ def _print(request: _Request, machine: Machine, outcome: Outcome) -> None:
     screen.print(Text(_sentence("those fitted", outcome.seen)))
     screen.print(Text(_sentence("reported, without the fit", outcome.unfitted)))
     screen.print(Text(_chosen(outcome.compared)))
+    took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in outcome.took_s.items())
+    screen.print(Text(f"it took: {took}"))
     for each, found in outcome.worst:
         screen.print(Text(f"{each.name}, off by {each.error:+.0%}: where a recorded step's time went"))
         screen.print(_accounts_table(found))

@@ -6,8 +6,9 @@ Every rank does the same and comes to the same numbers: strategies are drawn fro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from time import perf_counter
 from typing import Any
 
 from soapstone.cost.analytic import AnalyticCosts
@@ -49,9 +50,9 @@ class Wanted:
 @dataclass(frozen=True)
 class Outcome:
     """How many steps counted of each strategy, at least; every strategy compared, with calibrated
-    predictions; summaries of the half that was not fitted, of
-    the half that was, and of the first without any fit, and what was predicted of all then; the worst, with
-    what accounts for it; the plan of the fastest; and what is to be said about the capture."""
+    predictions; summaries of the half that was not fitted, of the half that was, and of the first without any
+    fit, and what was predicted of all then; the worst, with what accounts for it; the plan of the fastest;
+    how long each stage of the validation took; and what is to be said about the capture."""
 
     steps: int
     compared: tuple[Compared, ...]
@@ -65,11 +66,26 @@ class Outcome:
     fastest: Plan
     costs_name: str
     measured: dict[str, Any] | None
+    took_s: Mapping[str, float]
     notes: tuple[str, ...]
+
+
+@dataclass
+class _Stages:
+    """How long each stage took, by its name: from the end of the one before."""
+
+    took_s: dict[str, float] = field(default_factory=dict)
+    _since_s: float = field(default_factory=perf_counter)
+
+    def over(self, name: str) -> None:
+        """A stage has come to its end."""
+        now_s = perf_counter()
+        self.took_s[name], self._since_s = now_s - self._since_s, now_s
 
 
 def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show) -> Outcome:
     """Validate a model on this computer."""
+    stages = _Stages()
     captured = source.captured()
     graph, machine = captured.graph, wanted.machine
     if graph.loss is None or graph.loss not in graph.differentiable:
@@ -81,6 +97,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
     if len(found) < 2:
         raise TrainingError(f"model '{graph.name}' has no two strategies on machine '{machine.name}'")
     model = model_of(source, graph, captured.constants, wire.device)
+    stages.over("drawing")
     told, crowding, inside, traffic, beyond = None, NO_CROWDING, Inside(), AS_THE_MACHINE_SAYS, Beyond()
     measuring = None
     if wanted.costs == "measured":
@@ -95,14 +112,17 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
             beyond = measuring.beyond(cut_up, model, crowding, traffic)
             found = measuring.found_anew(found, graph, wanted.seed, crowding, beyond.added_to(traffic))
             costs, inside = measuring.costs, measuring.inside()
+        stages.over("measuring")
     plans = [run_plan(each, machine, costs) for each in found]
     with settled_objects():
         peaks, unrehearsed = rehearsed_peaks(
             plans, captured.constants, inside, wire, lambda done: show(done, "strategies rehearsed")
         )
+    stages.over("rehearsing")
     pace = None if measuring is None else measuring.pace
     seen = ran(plans, model, wire, wanted.steps, lambda done: show(done, "strategies run"), pace)
     del pace
+    stages.over("running")
     if measuring is not None:
         with settled_objects():
             again = between(traffic, measured_traffic(wire, machine))
@@ -144,6 +164,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
         )
         for i in blamed
     )
+    stages.over("predicting")
     return Outcome(
         min(len(each.steps_s) for each in seen),
         tuple(compared),
@@ -157,6 +178,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
         _fastest(found, compared, machine, costs),
         costs.name,
         told,
+        stages.took_s,
         (
             *captured.notes,
             *(f"memory is the plan's: a step was not rehearsed ({why})" for why in unrehearsed),
