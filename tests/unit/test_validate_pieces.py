@@ -18,12 +18,15 @@ from soapstone.graph import Graph
 from soapstone.machine import preset
 from soapstone.plans import Plan, planned, predicted
 from soapstone.search.baselines import baseline, data_parallel
+from soapstone.sim.reference import simulate
 from soapstone.strategy.space import random_strategy
 from soapstone.strategy.strategy import Strategy
+from soapstone.tasks.build import task_graph
 from soapstone.tasks.task import TaskKind
 from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import Crowding
 from soapstone.validation.drawing import Drawn, to_do_alone
+from soapstone.validation.ends import ends_of
 from soapstone.validation.handing import Handing
 from soapstone.validation.in_step import InStep
 from soapstone.validation.longer import longer
@@ -200,6 +203,23 @@ def test_a_gradient_that_many_added_to_is_put_together_once(graph: Graph) -> Non
     for n in alike:
         assert handed.came_bytes[n] == handed.put[n] * come[n].pop()
         assert zero.wire_s[n] == pytest.approx(handed.put_s[n])
+
+
+def test_what_comes_counts_with_its_bytes_where_it_is_needed_first(graph: Graph) -> None:
+    """Whether it is put together or not; where it is, so does what is there already."""
+    strategy = random_strategy(graph, 2, Random(3))
+    plain = task_graph(strategy, CPUS, COSTS)
+    came = np.zeros(len(plain.tasks))
+    for number, taken in ends_of(plain, simulate(plain), CPUS).taken.items():
+        if taken >= 0:
+            came[taken] += plain.tasks[number].size_bytes
+    handed = parts_of(plan_of(strategy), COSTS, backend="memory").handed
+    passes = np.array([task.kind in (TaskKind.FORWARD, TaskKind.BACKWARD) for task in plain.tasks])
+    whole, together = passes & (handed.put == 0), passes & (handed.put > 0)
+    assert (came[whole] > 0).any()
+    assert handed.came_bytes[whole] == pytest.approx(came[whole])
+    assert (handed.came_bytes[together] >= came[together]).all()
+    assert (handed.came_bytes[together] > came[together]).any()
 
 
 def test_done_alone_are_the_first_in_micro_batches_and_the_one_of_the_most_pieces(graph: Graph) -> None:
