@@ -18,6 +18,11 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 20.0
+"""[choice] How long a rank waits for another within a case."""
+
+PATIENCE_S = 180.0
+"""[choice] How long a case may take: many times the longest one ([measured] 20 s, two x86 cores with nothing
+else at work), since other tests run beside it, and a computer may be three times as slow as a moment ago."""
 
 
 class Ranks:
@@ -51,7 +56,7 @@ class Ranks:
         for rank, pipe in enumerate(self.pipes[:size]):
             if rank in leaving:
                 continue
-            if not pipe.poll(TIMEOUT_S * 2):
+            if not pipe.poll(PATIENCE_S):
                 raise TimeoutError(f"rank {rank} gave no answer to {name}")
             answers.append(pipe.recv())
         for rank, (_, failure) in enumerate(answers):
