@@ -14,10 +14,10 @@ which each of them has as much to do. What each took in each round, relative to 
 were held against it (`in_step`), is a way in which a real step may go. The faster quartile of steps, or what
 else counts of them, is predicted as that of what steps would be in these ways (`parts`).
 
-Ranks slow down each at its own time ([measured] two x86 cores of a shared server, the same product over and
-over: each now takes 1.25 ms and now 1.8, for 20 to 500 ms at a time, and one as often while the other is fast
-as while it is slow). So where they work one after the other, each is as slow as it is in the round, too, and
-a step of both is seldom as fast as the faster quarter of either's.
+Ranks slow down mostly each at its own time ([measured] two x86 cores of a shared server, the same product
+over and over: each now takes 1.25 ms and now 1.8, for 20 to 500 ms at a time; of 386 spans of 20 ms one was
+slow in 57, the other in 10, both in 4). So where they work one after the other, each is as slow as it is in
+the round, too, and a step of both is seldom as fast as the faster quarter of either's.
 
 That one rank is slower than another does not last ([measured] two Arm cores: the other one a minute later),
 so it is not told which.
