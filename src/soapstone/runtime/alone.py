@@ -45,14 +45,15 @@ was waited for)."""
 @dataclass(frozen=True)
 class Taken:
     """Seconds of the compute tasks of a step, by their numbers (the first of a region has all of it when it
-    is taken back), of asking for each message and sum, of the update, of all of it, and of what lies between
-    all these, without what watching takes."""
+    is taken back), of asking for each message and sum, of the update, of all of it, of what lies between
+    all these, without what watching takes, and of what comes before the first task."""
 
     tasks_s: Mapping[int, float]
     asked_s: Mapping[int, float]
     update_s: float
     whole_s: float
     between_s: float = 0.0
+    before_s: float = 0.0
 
     @property
     def done_s(self) -> float:
@@ -118,6 +119,15 @@ class StepAlone:
         self._trainer.step(self._batch)
         return clock() - start
 
+    def settled(self, clock: Clock) -> tuple[float, float]:
+        """Seconds of a step on a GPU until all of it is launched, and until all of it is done."""
+        self.be_still()
+        start = clock()
+        self._trainer.step(self._batch)
+        launched_s = clock() - start
+        self.be_still()
+        return launched_s, clock() - start
+
     def timed(self, clock: Clock) -> Taken:
         """Seconds of all that is done in a step. A GPU is waited for now and then, which does not count."""
         watch = Stopwatch(clock, self.be_still)
@@ -131,7 +141,8 @@ class StepAlone:
         updates = {n for n, task in enumerate(self.tasks.tasks) if task.kind is TaskKind.UPDATE}
         update_s = max((seconds for n, seconds in watch.tasks_s.items() if n in updates), default=0.0)
         tasks_s = {n: seconds for n, seconds in watch.tasks_s.items() if n not in updates}
-        taken = Taken(tasks_s, watch.asked_s, update_s, whole_s)
+        begun_s = start.now_s if watch.begun_s is None else watch.begun_s
+        taken = Taken(tasks_s, watch.asked_s, update_s, whole_s, before_s=begun_s - start.now_s)
         watching_s = watch.count / 2 * watching_s_of(clock)
         return replace(taken, between_s=max(0.0, whole_s - taken.done_s - watching_s))
 
@@ -154,6 +165,7 @@ class Stopwatch(Recorder):
         super().__init__(torch.device("cpu"))
         self.tasks_s: dict[int, float] = {}
         self.asked_s: dict[int, float] = {}
+        self.begun_s: float | None = None
         self._clock, self._be_still = clock, be_still
         self._still_s = 0.0
         self.count = 0
@@ -183,6 +195,8 @@ class Stopwatch(Recorder):
 
     def note(self, task: int, start: Moment, end: Moment, waited_s: float = 0.0) -> None:
         """Note a task."""
+        if self.begun_s is None:
+            self.begun_s = start.now_s
         self.tasks_s[task] = self.tasks_s.get(task, 0.0) + end.now_s - start.now_s
 
 

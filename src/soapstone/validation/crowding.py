@@ -11,7 +11,7 @@ that compute while it runs, which the simulated timeline tells.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TypeVar
@@ -99,18 +99,31 @@ class Crowding:
     @property
     def all_at_work(self) -> Crowding:
         """The same, as if all ranks were always at work."""
+        return self.at_work(len(self.usual))
 
-        def last(levels: tuple[_Level, ...]) -> tuple[_Level, ...]:
-            return levels[-1:] * len(levels)
+    def at_work(self, count: int) -> Crowding:
+        """The same, as if so many ranks were always at work."""
+
+        def always(levels: tuple[_Level, ...]) -> tuple[_Level, ...]:
+            return levels[count - 1 : count] * len(levels)
 
         return replace(
             self,
-            usual=last(self.usual),
-            operators={name: last(levels) for name, levels in self.operators.items()},
-            launching=last(self.launching),
-            in_step=last(self.in_step),
-            stretch=last(self.stretch),
+            usual=always(self.usual),
+            operators={name: always(levels) for name, levels in self.operators.items()},
+            launching=always(self.launching),
+            in_step=always(self.in_step),
+            stretch=always(self.stretch),
         )
+
+    def with_kernels(self, times: Sequence[float]) -> Crowding:
+        """The same, where kernels take so many times as long with 1, 2, ... ranks at work."""
+
+        def longer(levels: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(float(f"{level * more:.3g}") for level, more in zip(levels, times, strict=True))
+
+        operators = {name: longer(levels) for name, levels in self.operators.items()}
+        return replace(self, usual=longer(self.usual), operators=operators)
 
     @property
     def shares_cores(self) -> bool:

@@ -77,7 +77,8 @@ class InStep:
     them, and beside that in a step and for each weight; how much longer all of it takes in real time than its
     parts by a thread's own clock, because the computer does other work now and then, which no short
     measurement shows (or less, as far as what is usual of parts is more than what is of the whole); the real
-    time of the whole step that was seen; and how many times as long it takes to add gradients up, none of
+    time of the whole step that was seen, and on a GPU, where that is until all of it is launched, the time
+    until all of it is done; and how many times as long it takes to add gradients up, none of
     which is in a cache then."""
 
     forward: Longer = field(default_factory=Longer)
@@ -92,6 +93,7 @@ class InStep:
     beside_weight_s: float = 0.0
     real: float = 1.0
     whole_s: float = 0.0
+    settled_s: float = 0.0
     adding: float = 1.0
 
     def of(self, work: Work, seconds: float) -> float:
@@ -133,11 +135,12 @@ class Alone:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What was seen of a step: all of it, in real time too, and its tasks."""
+    """What was seen of a step: all of it, in real time too, and its tasks; and on a GPU, when it was done."""
 
     whole_s: float
     real_s: float
     taken: Taken
+    settled_s: float = 0.0
 
 
 def measured_in_step(
@@ -161,9 +164,7 @@ def measured_in_step(
     beside: dict[int, list[Taken]] = {busy: [] for busy in seen}
     for _ in range(WARM_UP + rounds):
         for busy, own in seen.items():
-            wire.meet("steps alone")
-            if wire.rank < busy:
-                own.append(_seen(alone.step, clock))
+            own += _seen(wire, alone.step, clock, is_at_work=wire.rank < busy)
             if finer is not None:
                 wire.meet("steps alone")
                 if wire.rank < busy:
@@ -184,25 +185,34 @@ def measured_in_step(
 def _rounds(wire: Wire, alone: Alone, finer: Alone | None, clock: Clock) -> int:
     """How often both steps are done, the same on every rank. In each round the first is done twice, by one
     rank and by all, and the other once."""
-    taken_s = 4 * alone.step.run(clock) + (0.0 if finer is None else 2 * finer.step.run(clock))
+    step = alone.step
+    own_s = step.settled(clock)[1] if step.is_launched else step.run(clock)
+    taken_s = 4 * own_s + (0.0 if finer is None else 2 * finer.step.run(clock))
     longest_s = max(map(float, wire.told_by_all(str(taken_s), "steps alone")))
     return max(FEWEST_ROUNDS, min(ROUNDS, int(LONGEST_S / longest_s)))
 
 
 def _undivided(wire: Wire, alone: Alone, clock: Clock, repeated: Repeated) -> InStep:
     """What is seen of it by the rank that has tasks in it, and other ranks hear of."""
-    own = [_seen(alone.step, clock) for _ in range(WARM_UP + FEWEST_ROUNDS)]
+    rounds = [_seen(wire, alone.step, clock) for _ in range(WARM_UP + FEWEST_ROUNDS)]
+    own = [seen for each in rounds for seen in each]
     return _mean(wire, _found(alone, own[WARM_UP:], repeated, None, Rows()))
 
 
-def _seen(step: StepAlone, clock: Clock) -> _Seen:
-    taken = step.timed(clock)
+def _seen(wire: Wire, step: StepAlone, clock: Clock, *, is_at_work: bool = True) -> list[_Seen]:
+    """What this rank sees of the step, if it is at work. Those that are begin at the same moment."""
+    wire.meet("steps alone")
+    taken = step.timed(clock) if is_at_work else None
+    if step.is_launched:
+        wire.meet("steps alone")
+    if taken is None:
+        return []
     if step.is_launched:  # while all is launched at once, the thread may wait for its GPU; else it is slower
-        real_s = step.run(clock)
-        return _Seen(min(taken.whole_s, real_s), real_s, taken)
+        real_s, settled_s = step.settled(clock)
+        return [_Seen(min(taken.whole_s, real_s), real_s, taken, settled_s)]
     start = perf_counter()
     whole_s = step.run(clock)
-    return _Seen(whole_s, perf_counter() - start, taken)
+    return [_Seen(whole_s, perf_counter() - start, taken)]
 
 
 def _rows(alone: Alone, taken: Taken, repeated: Repeated, *, met: bool = True) -> Rows:
@@ -255,9 +265,12 @@ def _found(
     update_s = sum(map(repeated.update_s, updated))
     once_s = min(MOST_ONCE_S, max(0.0, taken.update_s - update_s)) if update_s else 0.0
     whole_s = undisturbed(each.whole_s for each in seen)
-    between_s = max(0.0, whole_s - taken.done_s) if alone.step.is_launched else taken.between_s
-    outside_s = beside_tasks(own, others)
-    beside_s = min(MOST_BESIDE_S, outside_s) if updated else outside_s
+    if alone.step.is_launched:  # a GPU has nothing to do before the first task is launched
+        between_s = max(taken.before_s, whole_s - taken.done_s)
+        outside_s = beside_s = taken.before_s
+    else:
+        between_s, outside_s = taken.between_s, beside_tasks(own, others)
+        beside_s = min(MOST_BESIDE_S, outside_s) if updated else outside_s
     if plain is None or not parts:
         forward_s = longer(own.told, np.array(seen_s), others.told, np.array(others.seen_s))
     else:
@@ -288,6 +301,7 @@ def _found(
         * whole_s
         / (taken.done_s + between_s),
         undisturbed(each.real_s for each in seen),
+        undisturbed(each.settled_s for each in seen),
         adding,
     )
 
@@ -341,6 +355,7 @@ def usual(seen: Sequence[Taken]) -> Taken:
         undisturbed(each.update_s for each in seen),
         undisturbed(each.whole_s for each in seen),
         undisturbed(each.between_s for each in seen),
+        undisturbed(each.before_s for each in seen),
     )
 
 

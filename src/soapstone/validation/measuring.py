@@ -12,6 +12,7 @@ from itertools import chain
 from time import monotonic, perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
 from soapstone.cost.analytic import AnalyticCosts
@@ -37,6 +38,7 @@ from soapstone.validation.calibrating import Calibration
 from soapstone.validation.crowding import Crowding, eased, measured_crowding, one_of_each, standing_for_all
 from soapstone.validation.drawing import FOUND, Drawn, found_anew
 from soapstone.validation.in_step import Alone, InStep, Repeated, measured_in_step
+from soapstone.validation.kernels import longer_in_step
 from soapstone.validation.parts import Parts, parts_of
 from soapstone.validation.pieces import Beyond, Said, measured_beyond
 from soapstone.validation.rehearsing import Inside
@@ -106,14 +108,30 @@ class Measuring:
         self._profile = profile_of_all(self._profiler.profile, self._wire)
         self._profiler.let_go()
 
-    def crowding(self, plan: Plan, finer: Plan, model: Model, call_s: float) -> Crowding:
+    def crowding(self, plan: Plan, finer: Plan, model: Model, traffic: Traffic) -> Crowding:
         """What ranks take from each other; in steps, as they are under this plan and, on CPUs, under one of
-        finer tasks, in which a call of autograd takes so long."""
+        finer tasks."""
         runs = standing_for_all(self._profiler, self._measured, self.costs, self._kind)
         in_turn, ahead_s = self._profiler.launching_among(one_of_each(self._measured))
         found = measured_crowding(self._device, self._wire, runs, in_turn, ahead_s)
         found = replace(found, adding=measured_adding(self._wire, self._device.clock))
-        return replace(found, in_step=self._in_step(plan, finer, model, found, call_s))
+        found = replace(found, in_step=self._in_step(plan, finer, model, found, traffic.handing.call_s))
+        return found if self.pace is None else self._with_kernels(found, plan, traffic)
+
+    def _with_kernels(self, found: Crowding, plan: Plan, traffic: Traffic) -> Crowding:
+        """The same with what a GPU's kernels take longer in a step of this plan, in which all do alike."""
+        if not self._device.is_cuda:
+            return found
+
+        def times(busy: int) -> float:
+            (parts,) = predicted_parts([plan], self.costs, found.at_work(busy), traffic, self._wire)
+            alone = parts.alone
+            return longer_in_step(
+                lambda times: alone.makespan_s(Calibration(compute=times)), found.in_step[busy - 1].settled_s
+            )
+
+        one, everyone = times(1), times(self._wire.size)
+        return found.with_kernels(np.linspace(one, everyone, self._wire.size).tolist())
 
     def beyond(self, plan: Plan, model: Model, crowding: Crowding, traffic: Traffic) -> Beyond:
         """What messages, pieces and calls of autograd take in steps of this plan beyond what was measured."""

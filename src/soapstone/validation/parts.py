@@ -43,12 +43,11 @@ from soapstone.runtime.as_run import AsRun, as_run
 from soapstone.sim.reference import Timeline, simulate
 from soapstone.strategy.strategy import Strategy
 from soapstone.tasks.build import task_graph
-from soapstone.tasks.exchange import Pattern
 from soapstone.tasks.passes import passes_in, recosted
 from soapstone.tasks.task import COMPUTE_KINDS, BufferKind, Key, TaskGraph, TaskKind
 from soapstone.validation.adding import adding_s
 from soapstone.validation.calibrating import Calibration
-from soapstone.validation.crowding import NO_CROWDING, ROUNDS, Crowding, at_levels, crowded, under_way
+from soapstone.validation.crowding import NO_CROWDING, Crowding, at_levels, crowded
 from soapstone.validation.ends import (
     HandedOver,
     copied_by_devices,
@@ -63,6 +62,7 @@ from soapstone.validation.ends import (
 from soapstone.validation.handing import Handing
 from soapstone.validation.in_step import InStep, count_of_parts
 from soapstone.validation.meeting import waking_s
+from soapstone.validation.sharing import Kinds, going, in_traffic, on_one_bus
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
 from soapstone.validation.unsteady import Unsteady, slowness
 
@@ -70,9 +70,6 @@ Floats = NDArray[np.float64]
 
 Passes = Mapping[int, Sequence[tuple[Work | None, float]]]
 """As `passes_in` has them."""
-
-BUS_ROUNDS = 8
-"""[choice] How often times and what else is under way are worked out from each other, each time half way."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +134,11 @@ class Parts:
     def _beside_too(self, makespan_s: float, found: Calibration) -> float:
         """A simulated step with what it takes beside its tasks."""
         return self.unsteady * (makespan_s + self.beside_s) + found.step_s
+
+    @property
+    def alone(self) -> Parts:
+        """The same with nobody at the other ends of messages: what comes is there at once."""
+        return replace(self, wire_s=np.zeros_like(self.wire_s), latency_s=np.zeros_like(self.latency_s))
 
     def timeline(self, found: Calibration) -> Timeline:
         """When each task runs under a calibration; on GPUs, launching is a part of it."""
@@ -257,11 +259,11 @@ def parts_of(
     )
     seconds, busy = crowded(levels_s, wire_s + latency_s, is_compute, simulated)
     launching_s = at_levels(thread_s, busy)
-    kinds = _Kinds(~is_compute & ~is_sum, is_sum, flat[0][: len(full)], tasks.after)
+    kinds = Kinds(~is_compute & ~is_sum, is_sum, flat[0][: len(full)], tasks.after)
     if on_a_bus:
-        wire_s, latency_s = _on_a_bus(wire_s, latency_s, seconds, kinds, _flows(plain), traffic, simulated)
+        wire_s, latency_s = on_one_bus(wire_s, latency_s, seconds, kinds, going(plain), traffic, simulated)
     elif not shares_memory:
-        wire_s, latency_s = _in_traffic(wire_s, latency_s, seconds, kinds, traffic, among, simulated)
+        wire_s, latency_s = in_traffic(wire_s, latency_s, seconds, kinds, traffic, among, simulated)
     meets = meets_of(plain, ends, {*ran.led_by, *ran.left_out})
     met_s = traffic.meeting_s * meets
     handled_s = handling_s + met_s if launches is None else np.zeros_like(met_s)
@@ -416,111 +418,6 @@ def _with_launching(
     begin = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     after = np.array([before for row in rows for before in row], dtype=np.int32)
     return np.concatenate([resource, count + resource[computing]]), begin, after, 2 * count
-
-
-def _in_traffic(
-    wire_s: Floats,
-    latency_s: Floats,
-    compute_s: Floats,
-    kinds: _Kinds,
-    traffic: Traffic,
-    among: Floats,
-    simulated: Callable[[Floats], tuple[Floats, Floats]],
-) -> tuple[Floats, Floats]:
-    """The times of bytes and the latencies, with all that is under way meanwhile. `wire_s` are the times of
-    each message or sum by itself, `among` what a sum takes where another is asked for too, as a part of
-    that. Where sums are apart, the latency of one passes while it waits for the one before: so several
-    at once were measured."""
-    levels = [each / traffic.messages[0] for each in traffic.messages]
-    places = np.arange(1, len(levels) + 1)
-    message, total = kinds.is_message, kinds.is_sum
-    factor, left = np.ones_like(wire_s), np.ones_like(wire_s)
-    for _ in range(ROUNDS):
-        start_s, end_s = simulated(wire_s * factor + latency_s * left + compute_s)
-        spans = start_s[message], end_s[message]
-        factor[message] = np.interp(under_way(*spans, *spans), places, levels)
-        factor[total] = 1.0
-        ready_s = kinds.ready_s(end_s)
-        if traffic.delay is not None:
-            waited_s = (start_s - ready_s)[total]
-            left[total] = 1.0 - np.clip(waited_s / np.maximum(latency_s[total], 1e-30), 0.0, 1.0)
-        for resource in np.unique(kinds.resource[total]):
-            own = total & (kinds.resource == resource)
-            asked = under_way(ready_s[own], end_s[own], start_s[own], end_s[own]) - 1.0
-            factor[own] -= (1.0 - among[own]) * np.clip(asked, 0.0, 1.0)
-        if traffic.delay is not None:
-            for some, others in ((message, total), (total, message)):
-                count = under_way(start_s[others], end_s[others], start_s[some], end_s[some])
-                factor[some] *= 1.0 + traffic.delay * np.clip(count / len(levels), 0.0, 1.0)
-    return wire_s * factor, latency_s * left
-
-
-def _on_a_bus(
-    wire_s: Floats,
-    latency_s: Floats,
-    compute_s: Floats,
-    kinds: _Kinds,
-    flows: Floats,
-    traffic: Traffic,
-    simulated: Callable[[Floats], tuple[Floats, Floats]],
-) -> tuple[Floats, Floats]:
-    """The times of bytes and the latencies where all that is under way shares one bus evenly. `flows` says of
-    how many messages at once a task stands for, and for a sum, how many hops it has."""
-    levels = np.array(traffic.messages)
-    message, total = kinds.is_message, kinds.is_sum
-    sent = message | total
-    weight = np.where(message, flows, 1.0)[sent]
-    factor, left = np.ones_like(wire_s), np.ones_like(wire_s)
-    for _ in range(BUS_ROUNDS):
-        start_s, end_s = simulated(wire_s * factor + latency_s * left + compute_s)
-        spans = start_s[sent], end_s[sent]
-        found = np.ones_like(wire_s)
-        found[sent] = np.maximum(under_way(*spans, *spans, weight), weight)
-        slower = np.interp(found, np.arange(1, len(levels) + 1), levels)
-        slower *= np.maximum(found / len(levels), 1.0)
-        now = np.where(message, slower / flows, np.maximum(found / np.maximum(flows, 1.0), 1.0))
-        factor[sent] = np.sqrt(factor * now)[sent]
-        waited_s = (start_s - kinds.ready_s(end_s))[total]
-        left[total] = 1.0 - np.clip(waited_s / np.maximum(latency_s[total], 1e-30), 0.0, 1.0)
-    return wire_s * factor, latency_s * left
-
-
-def _flows(tasks: TaskGraph) -> Floats:
-    """For each message how many it stands for, where a collective is made of messages; for each hop of a sum,
-    how many hops there are. One for all else."""
-    found = np.ones(len(tasks.tasks))
-    for number, task in enumerate(tasks.tasks):
-        if task.kind not in COMPUTE_KINDS:
-            move = move_of(tasks, task)
-            is_one = move.pattern is Pattern.TRANSFER
-            found[number] = len(move.devices) - (task.kind is not TaskKind.ALL_REDUCE) if not is_one else 1
-    return found
-
-
-@dataclass(frozen=True)
-class _Kinds:
-    """Which tasks are messages and which are sums, what carries them, and what they come after."""
-
-    is_message: NDArray[np.bool_]
-    is_sum: NDArray[np.bool_]
-    resource: NDArray[np.int32]
-    after: Sequence[Sequence[int]]
-
-    def ready_s(self, end_s: Floats) -> Floats:
-        """When each message and sum could begin."""
-        found = np.zeros_like(end_s)
-        for number in np.flatnonzero(self.is_message | self.is_sum).tolist():
-            found[number] = max((end_s[before] for before in self.after[number]), default=0.0)
-        return found
-
-    def waited_s(self, is_compute: NDArray[np.bool_], start_s: Floats, end_s: Floats) -> Floats:
-        """How long its device had nothing to do before each compute task."""
-        found = np.zeros_like(start_s)
-        for each in np.unique(self.resource[is_compute]):
-            numbers = np.flatnonzero(is_compute & (self.resource == each))
-            numbers = numbers[np.lexsort((end_s[numbers], start_s[numbers]))]
-            found[numbers] = start_s[numbers] - np.concatenate([[0.0], end_s[numbers][:-1]])
-        return found
 
 
 def _without_latency(machine: Machine) -> Machine:

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
 from math import log, sqrt
+from statistics import fmean
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from soapstone.cost.analytic import collective_s
 from soapstone.machine import Machine
@@ -26,6 +28,8 @@ from soapstone.runtime.wire import Wire
 from soapstone.tasks.exchange import Pattern
 from soapstone.validation.handing import Handing, measured_handing, pieces_of
 from soapstone.validation.meeting import measured_meeting
+
+Floats = NDArray[np.float64]
 
 MESSAGE_BYTES = 2**20, 12 * 2**20
 """[choice] A small and a large message: what the bytes between them take is asked for."""
@@ -40,6 +44,10 @@ SUM_BYTES = 2**22, 2**24, 2**26
 AT_ONCE = 3
 """[choice] Sums that are asked for at once."""
 
+SUMS_AMID, AMID_REPEATS, AMID_WARM_UP = 4, 12, 2
+"""[choice] So many of the largest sums are under way while a message goes around all ranks once, so often,
+and so often before that."""
+
 LAPS = 4, 20
 """[choice] How often a message goes around all ranks: what the longer way takes more is what hops take."""
 
@@ -52,8 +60,9 @@ class Traffic:
     links carry both, one after the other; how much longer the bytes of a message take beyond those of a large
     one; the latency of messages, relative to the machine's; the largest piece in which messages go by belts,
     0 where they go whole; what all of this takes of the threads of ranks; what their meeting takes, and
-    how much more where one has slept (`meeting.waking_s`); and whether ranks share memory only within each
-    of several computers."""
+    how much more where one has slept (`meeting.waking_s`); whether ranks share memory only within each of
+    several computers; and how much longer a message by belts is on its way while 1, 2, ... other ranks add up
+    (`_amid`), by numbers of these, which need not be whole."""
 
     messages: tuple[float, ...] = (1.0,)
     sums: dict[int, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)
@@ -66,6 +75,12 @@ class Traffic:
     meeting_s: float = 0.0
     waking: tuple[float, float] = (0.0, 0.0)
     within_nodes: bool = False
+    amid: tuple[tuple[float, float], ...] = ()
+
+    def held_up_s(self, adding: Floats) -> Floats:
+        """How much longer a message is on its way while so many other ranks add up."""
+        others, seconds = zip((0.0, 0.0), *self.amid, strict=True)
+        return np.interp(adding, others, seconds)
 
     def handed(self, size_bytes: int) -> float:
         """How many messages of one piece a message of this size is as much work as, at each of its ends."""
@@ -131,6 +146,7 @@ def measured_traffic(wire: Wire, machine: Machine) -> Traffic:
         handing,
         meeting_s,
         waking,
+        amid=() if wire.belts is None else _amid(wire, counts),
     )
 
 
@@ -165,6 +181,7 @@ def between(first: Traffic, second: Traffic) -> Traffic:
         handing,
         meeting_s,
         waking,
+        amid=tuple((n, (a + b) / 2) for (n, a), (_, b) in zip(first.amid, second.amid, strict=True)),
     )
 
 
@@ -295,6 +312,38 @@ def _delay(wire: Wire) -> float:
     both_s, _ = timed(wire, partial(both, messages=True, sums=True))
     longer_s, shorter_s = max(message_s, sum_s), min(message_s, sum_s)
     return min(1.0, _digits((both_s - longer_s) / shorter_s))
+
+
+def _amid(wire: Wire, counts: Sequence[int]) -> tuple[tuple[float, float], ...]:
+    """How much longer a message is on its way while other ranks add up, by how many of them do. What copies
+    for one process in a direction copies for no other meanwhile, for about a millisecond ([measured]
+    AlexNet in pipelines on four quarters of an H200, a step's copies: three ranks' take turns of 1 ms in
+    which all that one of them has to copy goes on, and a message of 1 MB comes 2 ms later than it could)."""
+    tensor = torch.zeros(MESSAGE_BYTES[0] // 4, device=wire.device)
+    added = [torch.zeros(LARGEST_BYTES // 4, device=wire.device) for _ in range(SUMS_AMID)]
+
+    def hop_s(count: int) -> float:
+        """Seconds of a hop while the first ranks add up."""
+        found = []
+        for _ in range(AMID_WARM_UP + AMID_REPEATS):
+            wire.meet("messages")
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            some = added if wire.rank < count else ()
+            pending = [wire.sum_up(each, range(count), "sum") for each in some]
+            begin.record()
+            _handed_on(wire, tensor, 1)
+            end.record()
+            for each in pending:
+                each.wait()
+            torch.cuda.synchronize()
+            found.append(begin.elapsed_time(end) / 1e3 / wire.size)
+        told = wire.told_by_all(str(fmean(found[AMID_WARM_UP:])), "messages")
+        return float(told[0])  # the first rank's are whole laps
+
+    alone_s = hop_s(0)
+    # Each rank is the sender of one hop, and no other rank than itself.
+    others = {count: count * (1.0 - 1.0 / wire.size) for count in counts}
+    return tuple((others[count], max(0.0, float(f"{hop_s(count) - alone_s:.3g}"))) for count in counts)
 
 
 def _digits(number: float) -> float:

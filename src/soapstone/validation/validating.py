@@ -108,7 +108,7 @@ def validated(source: Source, wanted: Wanted, wire: Wire, worst: int, show: Show
             measuring.strategies([*found, *beside], first=done_alone)
             traffic = measured_traffic(wire, machine)
             first, finer, cut_up = (run_plan(each, machine, measuring.costs) for each in done_alone)
-            crowding = measuring.crowding(first, finer, model, traffic.handing.call_s)
+            crowding = measuring.crowding(first, finer, model, traffic)
             beyond = measuring.beyond(cut_up, model, crowding, traffic)
             found = measuring.found_anew(found, graph, wanted.seed, crowding, beyond.added_to(traffic))
             costs, inside = measuring.costs, measuring.inside()
