@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from time import perf_counter, sleep
@@ -250,6 +251,36 @@ def in_step_seen(rank: int, size: int, folder: str, is_finer_too: bool) -> tuple
         made_up = _Step(finer_tasks, stages, rank, Path(folder), is_finer=True)
         finer = Alone(stages, made_up)  # type: ignore[arg-type]
     return measured_in_step(Wire(rank, size), alone, lambda: 0.0, [repeated] * size, finer=finer)
+
+
+LAUNCHED_S, BEFORE_S, KERNELS_S = 2e-3, 3e-4, 0.25
+"""What a made-up step on a GPU takes of its thread beside its tasks, and before the first of them, and until
+its kernels are done, where a rank is alone; where it is not, twice as long and more."""
+
+
+class _OnGpu(_Step):
+    """A made-up step whose tasks are launched, and done when kernels are."""
+
+    is_launched = True
+
+    def timed(self, clock: Callable[[], float]) -> Taken:
+        taken = super().timed(clock)
+        return replace(taken, whole_s=taken.done_s + LAUNCHED_S, before_s=BEFORE_S)
+
+    def settled(self, clock: Callable[[], float]) -> tuple[float, float]:
+        launched_s = self.timed(clock).whole_s
+        return launched_s, KERNELS_S * (1.0 if self._is_alone() else 2.0 + self._rank)
+
+
+def on_gpus_seen(rank: int, size: int, folder: str) -> tuple[InStep, ...]:
+    """What ranks make of made-up steps on GPUs."""
+    machine = preset("cpu:1x2")
+    strategy = data_parallel(load("lenet", tiny=True, devices=2).captured().graph, machine)
+    tasks = task_graph(strategy, machine, AnalyticCosts())
+    step = _OnGpu(tasks, strategy, rank, Path(folder))
+    alone = Alone(strategy, step)  # type: ignore[arg-type]
+    repeated = Repeated(lambda _: PASS_S, lambda _: 0.0, CALL_S)
+    return measured_in_step(Wire(rank, size), alone, lambda: 0.0, [repeated] * size)
 
 
 def in_parts_seen(rank: int, size: int, folder: str) -> tuple[InStep, ...]:

@@ -94,3 +94,16 @@ def test_times_with_fewer_ranks_at_work_are_shorter_operator_by_operator() -> No
     found = eased(profile, crowding, 2)
     assert [found.times[each][0].seconds for each in (key, other)] == pytest.approx([1.9e-3, 1.5e-3])
     assert eased(profile, crowding, 3) == profile
+
+
+def test_some_ranks_may_always_be_at_work() -> None:
+    found = Crowding((0.5, 0.75, 1.0), {"linear": (0.9, 0.95, 1.0)}, (1.0, 1.5, 2.0), stretch=(1.0, 1.0, 3.0))
+    two, all_ = found.at_work(2), found.all_at_work
+    assert (two.usual, two.operators["linear"], two.launching) == ((0.75,) * 3, (0.95,) * 3, (1.5,) * 3)
+    assert (two.stretch, all_.stretch) == ((1.0,) * 3, (3.0,) * 3)
+    assert (all_.usual, all_.operators["linear"], all_.launching) == ((1.0,) * 3, (1.0,) * 3, (2.0,) * 3)
+
+
+def test_kernels_take_longer_in_steps_and_launching_them_does_not() -> None:
+    found = Crowding((0.5, 1.0), {"linear": (0.9, 1.0)}, (1.0, 2.0)).with_kernels([1.0, 1.5])
+    assert (found.usual, found.operators, found.launching) == ((0.5, 1.5), {"linear": (0.9, 1.5)}, (1.0, 2.0))

@@ -10,7 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles.ranks import Ranks
 from oracles.wirecases import (
+    BEFORE_S,
     BETWEEN_S,
+    KERNELS_S,
+    LAUNCHED_S,
     PART_S,
     PASS_S,
     SUM_S,
@@ -18,6 +21,7 @@ from oracles.wirecases import (
     VIEW_S,
     in_parts_seen,
     in_step_seen,
+    on_gpus_seen,
     step_alone_seen,
 )
 
@@ -252,6 +256,23 @@ def test_ranks_agree_on_what_they_have_seen(tmp_path: Path, is_finer_too: bool) 
         assert found.collecting_s(1024) * 4 == pytest.approx(SUM_S, rel=0.02)
         assert found.between_s == pytest.approx(BETWEEN_S, rel=0.02)
         assert found.real > 2  # made-up steps sleep, and do not tell
+
+
+def test_a_gpu_has_nothing_to_do_before_the_first_task_is_launched(tmp_path: Path) -> None:
+    """That is a step's own, none of what lies between tasks; and a step ends when its kernels do."""
+    ranks = Ranks(2)
+    first, second = ranks.run(on_gpus_seen, 2, str(tmp_path))
+    ranks.close()
+    assert first == second
+    strategy = lenet()
+    tasks = task_graph(strategy, CPUS, COSTS)
+    count = sum(tasks.tasks[n].resource == CPUS.devices[0].name for n in passes_in(tasks, strategy))
+    for found, times in zip(first, (1.0, 2.5), strict=True):
+        assert found.settled_s == pytest.approx(times * KERNELS_S)
+        assert found.beside_s == pytest.approx(BEFORE_S)
+        assert found.between_s == pytest.approx((LAUNCHED_S - BEFORE_S) / count, rel=0.01)
+        assert found.whole_s < found.settled_s
+        assert (found.real, found.beside_weight_s) == (1.0, 0.0)
 
 
 def test_what_parts_of_passes_take_is_told_from_what_whole_ones_take(tmp_path: Path) -> None:

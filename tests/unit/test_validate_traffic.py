@@ -202,6 +202,8 @@ def test_what_was_measured_before_and_after_lies_between() -> None:
     some, others = Traffic(meeting_s=2.0, waking=(1.0, 3.0)), Traffic(meeting_s=8.0, waking=(2.0, 5.0))
     met = between(some, others)  # also where nothing else was measured
     assert (met.meeting_s, met.waking) == (5.0, (1.5, 4.0))
+    amid = between(replace(before, amid=((1.5, 1e-3),)), replace(after, amid=((1.5, 3e-3),)))
+    assert amid.amid == ((1.5, pytest.approx(2e-3)),)
 
 
 def test_a_task_that_meets_another_rank_takes_longer(graph: Graph) -> None:

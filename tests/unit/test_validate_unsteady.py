@@ -27,7 +27,15 @@ from soapstone.validation.in_step import InStep
 from soapstone.validation.parts import Parts, parts_of
 from soapstone.validation.running import Ran
 from soapstone.validation.traffic import AS_THE_MACHINE_SAYS, Traffic
-from soapstone.validation.unsteady import MOST_WAYS, Round, Unsteady, does_alike, slowness
+from soapstone.validation.unsteady import (
+    LIKELY_EASED,
+    MOST_WAYS,
+    Round,
+    Unsteady,
+    believed,
+    does_alike,
+    slowness,
+)
 
 COSTS = AnalyticCosts()
 CPUS = preset("cpu:1x2")
@@ -177,3 +185,12 @@ def test_steps_that_differ_much_tell_little() -> None:
     same, few, many = Ran([1.0] * 8), Ran([1.0, 1.1, 1.2, 1.3] * 2), Ran([1.0, 1.1, 1.2, 1.3] * 8)
     assert same.doubt == 0.0
     assert 0 < many.doubt < 0.6 * few.doubt
+
+
+def test_what_one_takes_by_itself_is_believed_as_far_as_it_is_told() -> None:
+    steady = [1.2] * 5
+    assert believed(steady, 0.0) == pytest.approx(1.2)
+    assert believed(steady, LIKELY_EASED) == pytest.approx(1.2**0.5)
+    assert believed(steady, 1.0) == pytest.approx(1.0, abs=1e-3)
+    assert believed([0.8, 1.2, 1.8], 0.0) < believed([1.1, 1.2, 1.3], 0.0) < 1.2
+    assert believed([1.2], 0.0) == believed([], 0.0) == 1.0

@@ -8,10 +8,18 @@ what each takes when nothing disturbs it; how much is disturbed while strategies
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from math import inf, log, sqrt
+from statistics import stdev
 
 
 def undisturbed(times: Iterable[float]) -> float:
     """The faster quartile; of few times, the second fastest or the fastest."""
     ordered = sorted(times)
     return ordered[(len(ordered) - 1) // 4]
+
+
+def doubt(times: Sequence[float]) -> float:
+    """The standard error of the faster quartile, as a part of it, as if the logarithms of times were normal;
+    no less than that of their median."""
+    return 1.36 * stdev(map(log, times)) / sqrt(len(times)) if len(times) > 1 else inf

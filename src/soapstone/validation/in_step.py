@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from soapstone.cost.undisturbed import undisturbed
+from soapstone.cost.undisturbed import doubt, undisturbed
 from soapstone.cost.work import Work
 from soapstone.runtime.alone import Clock, StepAlone, Taken
 from soapstone.runtime.wire import Wire
@@ -77,9 +77,9 @@ class InStep:
     them, and beside that in a step and for each weight; how much longer all of it takes in real time than its
     parts by a thread's own clock, because the computer does other work now and then, which no short
     measurement shows (or less, as far as what is usual of parts is more than what is of the whole); the real
-    time of the whole step that was seen, and on a GPU, where that is until all of it is launched, the time
-    until all of it is done; and how many times as long it takes to add gradients up, none of
-    which is in a cache then."""
+    time of the whole step that was seen, and how uncertain that is; on a GPU, where that is until all of it
+    is launched, the time until all of it is done; and how many times as long it takes to add gradients up,
+    none of which is in a cache then."""
 
     forward: Longer = field(default_factory=Longer)
     backward: Longer = field(default_factory=Longer)
@@ -93,6 +93,7 @@ class InStep:
     beside_weight_s: float = 0.0
     real: float = 1.0
     whole_s: float = 0.0
+    doubt: float = 0.0
     settled_s: float = 0.0
     adding: float = 1.0
 
@@ -301,6 +302,7 @@ def _found(
         * whole_s
         / (taken.done_s + between_s),
         undisturbed(each.real_s for each in seen),
+        doubt([each.real_s for each in seen]),
         undisturbed(each.settled_s for each in seen),
         adding,
     )

@@ -6,7 +6,7 @@ none of them (gradients that are put into buckets, tensors that are zeroed). Non
 task, since who asks a GPU when a task is done stops it. But a step alone has an end: its time, until all is
 done, is held against the prediction of the same step with nobody at the other ends of its messages, and what
 it takes longer is put down to all kernels alike ([measured] AlexNet on four quarters of an H200, data
-parallelism alone: 12.5 ms with all at work and 10.5 with one, where 10.9 and 9.8 were said).
+parallelism alone: 12.5 ms with all at work and 10.5 with one, where 10.9 and 10.4 were said).
 
 Where the thread that launches kernels is what a step waits for, its time says nothing of them.
 """

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
+from math import hypot
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -210,7 +211,9 @@ class Measuring:
         clock = perf_counter if is_cuda else self._device.clock
         found = measured_in_step(self._wire, alone, clock, levels, undivided, beside)
         if alone is not None and found and does_alike(plan):
-            self.pace = Pace(self._wire, alone.step, found[0].whole_s, found[-1].whole_s)
+            one, everyone = found[0], found[-1]
+            uncertain = hypot(one.doubt, everyone.doubt)
+            self.pace = Pace(self._wire, alone.step, one.whole_s, everyone.whole_s, uncertain)
         del alone, beside, undivided
         self._let_go()
         return found
