@@ -253,7 +253,7 @@ def in_step_seen(rank: int, size: int, folder: str, is_finer_too: bool) -> tuple
     return measured_in_step(Wire(rank, size), alone, lambda: 0.0, [repeated] * size, finer=finer)
 
 
-LAUNCHED_S, BEFORE_S, KERNELS_S = 2e-3, 3e-4, 0.25
+LAUNCHED_S, BEFORE_S, KERNELS_S = 2e-3, 3e-4, 0.06
 """What a made-up step on a GPU takes of its thread beside its tasks, and before the first of them, and until
 its kernels are done, where a rank is alone; where it is not, twice as long and more."""
 

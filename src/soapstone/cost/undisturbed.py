@@ -9,8 +9,8 @@ what each takes when nothing disturbs it; how much is disturbed while strategies
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import inf, log, sqrt
-from statistics import stdev
+from math import inf, sqrt
+from statistics import quantiles
 
 
 def undisturbed(times: Iterable[float]) -> float:
@@ -20,6 +20,8 @@ def undisturbed(times: Iterable[float]) -> float:
 
 
 def doubt(times: Sequence[float]) -> float:
-    """The standard error of the faster quartile, as a part of it, as if the logarithms of times were normal;
-    no less than that of their median."""
-    return 1.36 * stdev(map(log, times)) / sqrt(len(times)) if len(times) > 1 else inf
+    """The standard error of the faster quartile, as a part of it, as if times were normal."""
+    if len(times) < 2:
+        return inf
+    low, middle, _ = quantiles(times, n=4)
+    return 2.0 * (middle - low) / low / sqrt(len(times))

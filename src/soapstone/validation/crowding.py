@@ -105,7 +105,7 @@ class Crowding:
         """The same, as if so many ranks were always at work."""
 
         def always(levels: tuple[_Level, ...]) -> tuple[_Level, ...]:
-            return levels[count - 1 : count] * len(levels)
+            return levels[: max(1, count)][-1:] * len(levels)
 
         return replace(
             self,
@@ -158,8 +158,12 @@ NO_CROWDING = Crowding()
 
 def eased(profile: Profile, crowding: Crowding, busy: int) -> Profile:
     """What operators take with so many ranks at work, where the profile has what they take with all."""
+
+    def shorter(levels: Sequence[float]) -> float:
+        return levels[busy - 1] / levels[-1]
+
     times = {
-        key: tuple(replace(each, seconds=each.seconds * crowding.of(key.op_name)[busy - 1]) for each in found)
+        key: tuple(replace(each, seconds=each.seconds * shorter(crowding.of(key.op_name))) for each in found)
         for key, found in profile.times.items()
     }
     return replace(profile, times=times)

@@ -20,8 +20,9 @@ told by two steps: that of the first strategy, and the same in micro-batches, wh
 smaller passes, and more to add up (or else that of the finest tasks; [measured] a small GPT-2 on two x86
 cores: by one strategy, the pipeline's passes on one rank were to take 128 ms, and took 140).
 
-On GPUs the kernels of a step follow each other as measured ones do. There all of this is of the thread that
-launches them: what it takes longer than launching operators one after the other (`cost.among`).
+On GPUs all of this is of the thread that launches kernels: what it takes longer than launching operators one
+after the other (`cost.among`), and before the first of them, when the GPU has nothing to do. What kernels
+themselves take longer is told by when the step is done (`kernels`).
 """
 
 from __future__ import annotations

@@ -124,14 +124,14 @@ class Measuring:
         if not self._device.is_cuda:
             return found
 
-        def times(busy: int) -> float:
+        def longer(busy: int) -> float:
             (parts,) = predicted_parts([plan], self.costs, found.at_work(busy), traffic, self._wire)
             alone = parts.alone
             return longer_in_step(
                 lambda times: alone.makespan_s(Calibration(compute=times)), found.in_step[busy - 1].settled_s
             )
 
-        one, everyone = times(1), times(self._wire.size)
+        one, everyone = longer(1), longer(self._wire.size)
         return found.with_kernels(np.linspace(one, everyone, self._wire.size).tolist())
 
     def beyond(self, plan: Plan, model: Model, crowding: Crowding, traffic: Traffic) -> Beyond:

@@ -137,7 +137,7 @@ class Parts:
 
     @property
     def alone(self) -> Parts:
-        """The same with nobody at the other ends of messages: what comes is there at once."""
+        """The same with nobody at the other ends of belts: what comes is there at once."""
         return replace(self, wire_s=np.zeros_like(self.wire_s), latency_s=np.zeros_like(self.latency_s))
 
     def timeline(self, found: Calibration) -> Timeline:

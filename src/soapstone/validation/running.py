@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from soapstone.cost.undisturbed import doubt
 from soapstone.cost.watch import Watch
 from soapstone.errors import SoapstoneError
 from soapstone.frontends.source import Source
@@ -102,9 +102,8 @@ class Ran:
 
     @property
     def doubt(self) -> float:
-        """The standard error of their faster quartile, relative to it, as if they were normal."""
-        low, middle, _ = quantiles(self.steps_s, n=4)
-        return 2.0 * (middle - low) / low / sqrt(len(self.steps_s))
+        """How uncertain their faster quartile is, as a part of it."""
+        return doubt(self.steps_s)
 
 
 def ran(

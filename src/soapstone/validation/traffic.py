@@ -61,8 +61,8 @@ class Traffic:
     one; the latency of messages, relative to the machine's; the largest piece in which messages go by belts,
     0 where they go whole; what all of this takes of the threads of ranks; what their meeting takes, and
     how much more where one has slept (`meeting.waking_s`); whether ranks share memory only within each of
-    several computers; and how much longer a message by belts is on its way while 1, 2, ... other ranks add up
-    (`_amid`), by numbers of these, which need not be whole."""
+    several computers; and pairs of a number of ranks, which need not be whole, and the seconds that a message
+    by belts is on its way longer while so many others add up (`_amid`)."""
 
     messages: tuple[float, ...] = (1.0,)
     sums: dict[int, tuple[tuple[int, float, float], ...]] = field(default_factory=dict)
@@ -315,10 +315,11 @@ def _delay(wire: Wire) -> float:
 
 
 def _amid(wire: Wire, counts: Sequence[int]) -> tuple[tuple[float, float], ...]:
-    """How much longer a message is on its way while other ranks add up, by how many of them do. What copies
-    for one process in a direction copies for no other meanwhile, for about a millisecond ([measured]
-    AlexNet in pipelines on four quarters of an H200, a step's copies: three ranks' take turns of 1 ms in
-    which all that one of them has to copy goes on, and a message of 1 MB comes 2 ms later than it could)."""
+    """How much longer a message is on its way while other ranks add up, by how many of them do. The engine
+    that copies between a GPU and its host serves one process for about a millisecond, and then another
+    ([measured] AlexNet in pipelines on four quarters of an H200, the copies of a step: all that one rank has
+    to copy goes on for 1 ms, then all of another's, and a message of 1 MB comes 2 ms later than it could).
+    What a small message's bytes share with those of sums is a part of it."""
     tensor = torch.zeros(MESSAGE_BYTES[0] // 4, device=wire.device)
     added = [torch.zeros(LARGEST_BYTES // 4, device=wire.device) for _ in range(SUMS_AMID)]
 

@@ -50,12 +50,6 @@ REFILLED_S = 0.3
 """[choice] The first step of a turn does not count where steps take less than this: it finds in caches what
 others had there ([measured] RNNTC on two x86 cores, steps of 0.1 to 0.15 s: it takes up to 5 % longer)."""
 
-LIKELY_EASED = 0.05
-"""[choice] By so large a part it may well have changed what a rank takes by itself, relative to what all take
-([measured] up to 8 % in thirteen validations of two x86 cores, in which steps alone are short and were seen
-many times; 18 and 20 % in two that had few rounds of them, ResNet-101's and Inception-v3's, and with that
-errors deviate by 13.1 and 8.7 %, without it by 8.5 and 7.6)."""
-
 ALIKE = 0.01
 """[choice] Ranks have as much to do as each other where what they have differs by no larger part."""
 
@@ -139,11 +133,15 @@ class Pace:
 
 
 def believed(times: Sequence[float], other_doubt: float) -> float:
-    """The middle of these, as far as it is told better than one is likely."""
+    """The middle of these, as far as it is more than they and what they are relative to are uncertain by:
+    what differs from one by no more than that is one ([measured] two x86 cores of a shared server: 1.18 and
+    1.20 in validations of ResNet-101 and Inception-v3 that had few rounds of a long step, after which errors
+    deviated by 13.1 and 8.7 %, without that by 8.5 and 7.6; but also 0.5, in an hour in which both cores
+    together were as fast as one)."""
     if len(times) < 2:
         return 1.0
-    uncertain = hypot(doubt(times), other_doubt)
-    return exp(log(median(times)) / (1.0 + (uncertain / LIKELY_EASED) ** 2))
+    found, uncertain = log(median(times)), hypot(doubt(times), other_doubt)
+    return exp(found * max(0.0, 1.0 - (uncertain / found) ** 2)) if found else 1.0
 
 
 def slowness(rounds: Sequence[Round], place: NDArray[np.int64], busy: Floats) -> Floats:
