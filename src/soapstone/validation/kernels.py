@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 LEAST_TIMES, MOST_TIMES = 1.0, 1.6
 """[choice] Kernels take no less and no more than so many times as long in a step ([measured] AlexNet, one
-rank at work: by data parallelism's small batches 0.95 times, by one device's large one 1.03)."""
+rank at work: by data parallelism's small batches 0.96 times, by one device's large one 1.03)."""
 
 FEW = 0.5
 """[choice] A step tells of its kernels where at least this part of it is theirs."""

@@ -117,11 +117,11 @@ class Measuring:
         found = measured_crowding(self._device, self._wire, runs, in_turn, ahead_s)
         found = replace(found, adding=measured_adding(self._wire, self._device.clock))
         found = replace(found, in_step=self._in_step(plan, finer, model, found, traffic.handing.call_s))
-        return found if self.pace is None else self._with_kernels(found, plan, traffic)
+        return self._with_kernels(found, plan, traffic)
 
     def _with_kernels(self, found: Crowding, plan: Plan, traffic: Traffic) -> Crowding:
         """The same with what a GPU's kernels take longer in a step of this plan, in which all do alike."""
-        if not self._device.is_cuda:
+        if self.pace is None or not self._device.is_cuda:
             return found
 
         def longer(busy: int) -> float:

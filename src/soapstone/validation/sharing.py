@@ -115,13 +115,13 @@ def on_one_bus(
     latency_s: Floats,
     compute_s: Floats,
     kinds: Kinds,
-    going: Going,
+    where: Going,
     traffic: Traffic,
     simulated: Callable[[Floats], tuple[Floats, Floats]],
 ) -> tuple[Floats, Floats]:
     """The times of bytes and the latencies where all that is under way shares one bus evenly. A message waits
     for sums of other devices, if that was measured, unless it has waited for its turn that long anyway."""
-    flows, senders = going.flows, going.senders
+    flows, senders = where.flows, where.senders
     levels = np.array(traffic.messages)
     message, total = kinds.is_message, kinds.is_sum
     sent = message | total
